@@ -1,0 +1,58 @@
+"""attend: one call for every encoding and every backend."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from merope.attention.plan import AttentionPlan
+from merope.attention.reference import attend_reference
+from merope.attention.sdpa import attend_sdpa
+from merope.errors import invalid
+
+Backend = Literal["auto", "reference", "sdpa"]
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def attend(
+    q: Tensor,  # [B, H, Nq, d]
+    k: Tensor,  # [B, H, Nk, d]
+    v: Tensor,  # [B, H, Nk, d]
+    plan: AttentionPlan,
+    backend: Backend = "auto",
+    memory_budget: int = 2**30,  # bytes
+) -> Tensor:  # [B, H, Nq, d]
+    """Geometry-aware attention (paper, Eq. 1) under a plan made by `Encoding.plan`.
+
+    Backends: "reference" (dense, the definition), "sdpa" (PyTorch's fused attention, any device), "auto" (sdpa). A
+    named backend never falls back to another. `memory_budget` bounds what "sdpa" allocates beyond inputs, plan and
+    output.
+    The result has the dtype of q; transforms run in float32, or in float64 for float64 input.
+    """
+    _check_tensors(q, k, v, plan)
+    if backend == "reference":
+        return attend_reference(q, k, v, plan)
+    if backend in ("auto", "sdpa"):
+        return attend_sdpa(q, k, v, plan, memory_budget)
+    raise invalid("backend", '"auto", "reference" or "sdpa"', repr(backend), 'use "auto"')
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+    for name, x, tokens in (("q", q, plan.query_tokens), ("k", k, plan.key_tokens), ("v", v, plan.key_tokens)):
+        if x.ndim != 4:
+            raise invalid(name, "[batch, heads, tokens, head_dim]", list(x.shape), "split the heads first")
+        if x.dtype not in FLOATS or x.dtype != q.dtype:
+            raise invalid(name, f"floating point, of one dtype with q ({q.dtype})", x.dtype, "cast q, k and v alike")
+        if x.device != plan.device:
+            raise invalid(name, f"on the plan's device {plan.device}", x.device, f"use plan.to({str(x.device)!r})")
+        if x.shape[2] != tokens:
+            fix = "the plan's cameras × grid, plus extra tokens, must be the sequence"
+            raise invalid(name, f"of the plan's {tokens} tokens", x.shape[2], fix)
+        if x.shape[3] != plan.head_dim:
+            fix = f"make the encoding with head_dim={x.shape[3]}"
+            raise invalid(name, f"of the plan's head_dim {plan.head_dim}", x.shape[3], fix)
+        if x.shape[:2] != q.shape[:2]:
+            raise invalid(name, f"of q's batch and heads {list(q.shape[:2])}", list(x.shape[:2]), "repeat k and v")
+        if plan.batch not in (1, x.shape[0]):
+            fix = "plan for the cameras of every sample"
+            raise invalid(name, f"a batch of the plan's {plan.batch} clips", x.shape[0], fix)

@@ -1,0 +1,97 @@
+"""Block operators: the tables of small matrices that every camera encoding is made of.
+
+B batch, H head, G group (the query's camera), R table row, N token, L distinct matrices per token, s size of a matrix,
+C channels of the block. Sizes of 1 in B, H and G are shared by all.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from merope.geometry.quaternions import matrix_from_quaternion
+
+Form = Literal["matrix", "quaternion", "phasor"]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One side (query or key) of a block: for every token, L matrices of size s, each tiled over C / (L·s) s-tuples.
+
+    `form` says how a matrix is stored: "matrix" (s², any s), "quaternion" (a 3-D rotation, w x y z) or "phasor"
+    (cos, sin of a rotary pair, [[c, −s], [s, c]]; shorter than 1 is allowed).
+    A table row serves one token, or, with `rows`, every token that names it: a translation depends on the camera alone,
+    so its table has one row per camera.
+    `split_halves` pairs channel f with f + C/2 instead of its neighbour (L matrices of size 2 only).
+    """
+
+    table: Tensor  # [B, H, G, R, L, s, s] | [B, H, G, R, L, 4] | [B, H, G, R, L, 2]
+    form: Form
+    rows: Tensor | None = None  # int64 [N]
+    split_halves: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Number of query cameras that see different operators; 1 when all see the same."""
+        return self.table.shape[2]
+
+    @property
+    def matrix_numbers(self) -> int:
+        """Numbers in one token's matrices, L·s²."""
+        size = {"quaternion": 3, "phasor": 2}.get(self.form, self.table.shape[-1])
+        return self.table.shape[4] * size**2
+
+    def matrices(self, dtype: torch.dtype | None = None) -> Tensor:  # [B, H, G, N, L, s, s]
+        """The small matrices of every token."""
+        table = self.table if self.rows is None else self.table.index_select(3, self.rows)
+        table = table.to(dtype)
+        if self.form == "quaternion":
+            return matrix_from_quaternion(table)
+        if self.form == "phasor":
+            cosine, sine = table.unbind(-1)
+            return torch.stack((cosine, -sine, sine, cosine), dim=-1).unflatten(-1, (2, 2))
+        return table
+
+    def apply(
+        self,
+        x: Tensor,  # [B, H, G, N, C]
+        transpose: bool = False,
+    ) -> Tensor:  # [B, H, G, N, C]
+        """M x (or Mᵀ x) for every token, computed in float32 (float64 for float64 x), in the dtype of x."""
+        matrices = self.matrices(torch.promote_types(x.dtype, torch.float32))
+        matrices = matrices.mT if transpose else matrices
+        tuples = self._tuples(x, matrices.shape[-3], matrices.shape[-1])
+        columns = matrices.unsqueeze(-3).unbind(-1)  # s × [B, H, G, N, L, 1, s]
+        out = sum(column * tuples[..., i, None] for i, column in enumerate(columns))
+        return self._channels(out).to(x.dtype)  # type: ignore[arg-type]
+
+    def _tuples(self, x: Tensor, count: int, size: int) -> Tensor:  # [..., L, n, s]
+        if self.split_halves:
+            return x.unflatten(-1, (2, -1)).mT.unsqueeze(-2)
+        return x.unflatten(-1, (count, -1, size))
+
+    def _channels(self, tuples: Tensor) -> Tensor:  # [..., C]
+        if self.split_halves:
+            return tuples.squeeze(-2).mT.flatten(-2)
+        return tuples.flatten(-3)
+
+    def at(self, batch: slice, heads: slice, groups: slice) -> Self:
+        """The operator of some samples, heads and query cameras."""
+        table = self.table
+        for dim, keep in enumerate((batch, heads, groups)):
+            if table.shape[dim] > 1:
+                table = table[(slice(None),) * dim + (keep,)]
+        return replace(self, table=table)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same operator elsewhere or in another precision."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return replace(self, table=self.table.to(device=device, dtype=dtype), rows=rows)
+
+
+def phasors(
+    phase_rad: Tensor,  # [..., L]
+) -> Tensor:  # [..., L, 2]
+    """Table of plain rotary phases, for form "phasor"."""
+    return torch.stack((phase_rad.cos(), phase_rad.sin()), dim=-1)

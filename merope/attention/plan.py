@@ -1,0 +1,180 @@
+"""AttentionPlan: what an encoding decides about a clip, as plain tensors.
+
+Every encoding is U_ab = O_a · K_{g(a), b}: an operator of the query token, and an operator of the key token that may
+depend on the query's camera g(a) (its group). A plan is built once per clip and shared by all layers, all denoising
+steps and all guidance passes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from merope.attention.operators import Operator
+from merope.errors import invalid
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Channels start … stop − 1 of a head and the operators O (query side) and K (key side) that act on them.
+
+    `query` None is the identity: the relation is held by the key side alone.
+    """
+
+    name: str
+    start: int
+    stop: int
+    query: Operator | None
+    key: Operator
+    camera: bool  # False: the block relates positions, not cameras, and also acts on tokens without a camera
+
+    def map(self, change: Callable[[Operator], Operator]) -> Self:
+        """The block with both operators changed."""
+        return replace(self, query=None if self.query is None else change(self.query), key=change(self.key))
+
+    @property
+    def channels(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    """The operators of one clip (or batch of clips) for attention between `query_tokens` and `key_tokens`.
+
+    Query tokens are camera-major: `query_cameras` × `tokens_per_camera`, then tokens without a camera. Blocks are in
+    channel order; channels that no block covers are untouched. Where either token of a pair has no camera, the camera
+    blocks are the identity.
+    """
+
+    head_dim: int
+    blocks: tuple[Block, ...]
+    query_cameras: int
+    tokens_per_camera: int
+    query_has_camera: Tensor  # bool [B or 1, query tokens]
+    key_has_camera: Tensor  # bool [B or 1, key tokens]
+    transform_values: bool = True  # False: U acts on the logits only
+    cameraless_queries: Tensor = field(init=False)  # int64 [M], those without a camera in at least one sample
+    has_cameraless_keys: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Decided once, here: reading them off a GPU in every layer would stall it.
+        object.__setattr__(self, "cameraless_queries", (~self.query_has_camera).any(0).nonzero().squeeze(-1))
+        object.__setattr__(self, "has_cameraless_keys", bool((~self.key_has_camera).any()))
+
+    @property
+    def query_tokens(self) -> int:
+        return self.query_has_camera.shape[-1]
+
+    @property
+    def key_tokens(self) -> int:
+        return self.key_has_camera.shape[-1]
+
+    @property
+    def batch(self) -> int:
+        """Number of clips, 1 when the plan serves any batch."""
+        return max(tensor.shape[0] for name, tensor in self.tensors().items() if not name.endswith(".rows"))
+
+    @property
+    def groups(self) -> int:
+        """Number of query cameras for which keys differ: 1 for per-token encodings."""
+        return max((block.key.groups for block in self.blocks), default=1)
+
+    @property
+    def device(self) -> torch.device:
+        return self.query_has_camera.device
+
+    @property
+    def camera_blocks(self) -> tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.camera)
+
+    def operator(
+        self,
+        query_token: int,
+        key_token: int,
+        batch: int = 0,
+        head: int = 0,
+    ) -> Tensor:  # [head_dim, head_dim]
+        """Dense U_ab of query token a and key token b (paper, Eq. 1 and 10)."""
+        return self.operators(query_token, batch, head)[key_token]
+
+    def operators(
+        self,
+        query_token: int,
+        batch: int = 0,
+        head: int = 0,
+    ) -> Tensor:  # [key tokens, head_dim, head_dim]
+        """Dense U_ab of one query token with every key token."""
+        tables = [block.key.table for block in self.blocks]
+        dtype = tables[0].dtype if tables else torch.float64
+        u = torch.eye(self.head_dim, dtype=dtype, device=self.device).repeat(self.key_tokens, 1, 1)
+        related = self._has_camera("query", batch)[query_token] & self._has_camera("key", batch)
+        group = min(query_token // self.tokens_per_camera, self.query_cameras - 1)
+        for block in self.blocks:
+            unit = torch.eye(block.stop - block.start, dtype=dtype, device=self.device)
+            pair = _dense(block.key, unit, batch, head, group)
+            if block.query is not None:
+                pair = _dense(block.query, unit, batch, head, 0)[query_token] @ pair
+            if block.camera:
+                pair = torch.where(related[:, None, None], pair, unit)
+            u[:, block.channels, block.channels] = pair
+        return u
+
+    def _has_camera(self, side: Literal["query", "key"], batch: int) -> Tensor:  # bool [tokens]
+        flags = self.query_has_camera if side == "query" else self.key_has_camera
+        return flags[batch if flags.shape[0] > 1 else 0]
+
+    def at(self, batch: slice, heads: slice) -> Self:
+        """The plan of some samples and heads."""
+
+        def keep(flags: Tensor) -> Tensor:
+            return flags if flags.shape[0] == 1 else flags[batch]
+
+        return replace(
+            self,
+            blocks=tuple(block.map(lambda operator: operator.at(batch, heads, slice(None))) for block in self.blocks),
+            query_has_camera=keep(self.query_has_camera),
+            key_has_camera=keep(self.key_has_camera),
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same plan on another device, or with tables in another precision (float32 or float64)."""
+        if dtype not in (None, torch.float32, torch.float64):
+            raise invalid("dtype", "torch.float32 or torch.float64", dtype, "transforms never run in half precision")
+        return replace(
+            self,
+            blocks=tuple(block.map(lambda operator: operator.to(device, dtype)) for block in self.blocks),
+            query_has_camera=self.query_has_camera.to(device),
+            key_has_camera=self.key_has_camera.to(device),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the plan by name, for printing, comparing and saving."""
+        tables = {"query_has_camera": self.query_has_camera, "key_has_camera": self.key_has_camera}
+        for block in self.blocks:
+            for side, operator in (("query", block.query), ("key", block.key)):
+                if operator is not None:
+                    tables[f"{block.name}.{side}"] = operator.table
+                if operator is not None and operator.rows is not None:
+                    tables[f"{block.name}.{side}.rows"] = operator.rows
+        return tables
+
+    def __str__(self) -> str:
+        lines = [
+            f"AttentionPlan: head {self.head_dim}, {self.query_tokens} query × {self.key_tokens} key tokens, "
+            f"{self.query_cameras} query cameras, keys in {self.groups} group{'s' * (self.groups > 1)}"
+        ]
+        for block in self.blocks:
+            query = "identity" if block.query is None else list(block.query.table.shape)
+            tables = f"query {query}, key {list(block.key.table.shape)}"
+            lines.append(f"  {block.start:>4}:{block.stop:<4} {block.name:<12} {block.key.form:<10} {tables}")
+        return "\n".join(lines)
+
+
+def _dense(operator: Operator, unit: Tensor, batch: int, head: int, group: int) -> Tensor:  # [rows, C, C]
+    """Dense matrices of every row of an operator: its action on the unit vectors."""
+    one = operator.at(slice(batch, batch + 1), slice(head, head + 1), slice(group, group + 1))
+    rows = one.table.shape[3] if one.rows is None else one.rows.shape[0]
+    basis = unit[None, None, :, None, :].expand(1, 1, -1, rows, -1)  # one unit vector per group
+    return one.apply(basis)[0, 0].permute(1, 2, 0)

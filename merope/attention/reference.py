@@ -1,0 +1,42 @@
+"""The definition of correct: Eq. 1 of the paper, one query token at a time, with every U_ab written out."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from merope.attention.plan import AttentionPlan
+
+
+def attend_reference(
+    q: Tensor,  # [B, H, Nq, d]
+    k: Tensor,  # [B, H, Nk, d]
+    v: Tensor,  # [B, H, Nk, d]
+    plan: AttentionPlan,
+) -> Tensor:  # [B, H, Nq, d]
+    """s_ab = q_aᵀ U_ab k_b / √d, α = softmax_b(s), y_a = Σ_b α_ab U_ab v_b, in the dtype of q.
+
+    Costs Nk·d² numbers and a Python step per (sample, head, query token): for tests and small examples.
+    """
+    batch, heads, query_tokens, _ = q.shape
+    samples = [
+        torch.stack([_attend_head(q[b, h], k[b, h], v[b, h], plan, b, h) for h in range(heads)]) for b in range(batch)
+    ]
+    return torch.stack(samples).reshape(batch, heads, query_tokens, v.shape[-1])
+
+
+def _attend_head(
+    q: Tensor,  # [Nq, d]
+    k: Tensor,  # [Nk, d]
+    v: Tensor,  # [Nk, d]
+    plan: AttentionPlan,
+    batch: int,
+    head: int,
+) -> Tensor:  # [Nq, d]
+    outputs = []
+    for token, query in enumerate(q):
+        u = plan.operators(token, batch, head).to(q.dtype)  # [Nk, d, d]
+        logits = torch.einsum("i,bij,bj->b", query, u, k) / math.sqrt(q.shape[-1])
+        values = torch.einsum("bij,bj->bi", u, v) if plan.transform_values else v
+        outputs.append(torch.softmax(logits, dim=-1) @ values)
+    return torch.stack(outputs)

@@ -1,0 +1,198 @@
+"""Attention under a plan through scaled_dot_product_attention, a few query cameras at a time.
+
+Keys and values of a grouped encoding differ for every query camera. Blocks that do not depend on the query's camera are
+applied once; the others are expanded for a chunk of cameras that fits the memory budget, attended to, and dropped. In
+training a chunk is recomputed in the backward pass instead of being kept.
+
+A pair with a token that has no camera takes the identity on camera blocks. For such keys the camera channels are
+carried twice, transformed and plain, and each key fills only its own copy; such queries are attended to separately.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from merope.attention.plan import AttentionPlan, Block
+from merope.errors import invalid
+
+
+def attend_sdpa(
+    q: Tensor,  # [B, H, Nq, d]
+    k: Tensor,  # [B, H, Nk, d]
+    v: Tensor,  # [B, H, Nk, d]
+    plan: AttentionPlan,
+    memory_budget: int,  # bytes
+) -> Tensor:  # [B, H, Nq, d]
+    """Attention under `plan` with at most `memory_budget` bytes beyond inputs, plan and output."""
+    held, per_group, ending = _bytes_needed(q, k, plan)
+    needed = max(held + per_group, ending)
+    if needed > memory_budget:
+        return _attend_in_parts(q, k, v, plan, memory_budget, needed)
+    chunk = min(plan.groups, (memory_budget - held) // per_group)
+    out = _attend_cameras(q, k, v, plan, chunk)
+    if plan.cameraless_queries.numel() == 0:
+        return out
+    plain = _attend_cameraless(q, k, v, plan)
+    return torch.where(plan.query_has_camera[:, None, :, None], out, plain)
+
+
+def _attend_cameras(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, chunk: int) -> Tensor:  # [B, H, Nq, d]
+    """Every query as if it had a camera; rows of those that have none are not meaningful."""
+    turned = _by_block(q[:, :, None], plan.blocks, lambda block, x: _query(block, x, transpose=True)).squeeze(2)
+    if plan.has_cameraless_keys:
+        turned = torch.cat((turned, _camera_channels(q, plan)), dim=-1)
+    shared_k = _by_block(k[:, :, None], plan.blocks, _shared_key)
+    shared_v = _by_block(v[:, :, None], plan.blocks, _shared_key) if plan.transform_values else v[:, :, None]
+    if plan.groups == 1:
+        out = _attend_chunk(turned, k, v, shared_k, shared_v, plan, slice(0, 1))
+    else:
+        out = _attend_chunks(turned, k, v, shared_k, shared_v, plan, chunk)
+    return _turn_back(out, plan) if plan.transform_values else out
+
+
+def _attend_chunks(
+    turned: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor, plan: AttentionPlan, chunk: int
+) -> Tensor:  # [B, H, Nq, d']
+    recompute = torch.is_grad_enabled() and any(x.requires_grad for x in (turned, k, v, *plan.tensors().values()))
+    outputs = []
+    for start in range(0, plan.groups, chunk):
+        groups = slice(start, min(start + chunk, plan.groups))
+        queries = turned[:, :, groups.start * plan.tokens_per_camera : groups.stop * plan.tokens_per_camera]
+        arguments = (queries, k, v, shared_k, shared_v, plan, groups)
+        if recompute:
+            outputs.append(checkpoint(_attend_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
+        else:
+            outputs.append(_attend_chunk(*arguments))
+    without_camera = plan.query_tokens - plan.groups * plan.tokens_per_camera
+    if without_camera:
+        outputs.append(outputs[0].new_zeros(*outputs[0].shape[:2], without_camera, outputs[0].shape[-1]))
+    return torch.cat(outputs, dim=2)
+
+
+def _attend_chunk(
+    turned: Tensor,  # [B, H, g · tokens_per_camera, d'] queries of the chunk's cameras
+    k: Tensor,
+    v: Tensor,
+    shared_k: Tensor,  # [B, H, 1, Nk, d] with the blocks that all cameras share applied
+    shared_v: Tensor,
+    plan: AttentionPlan,
+    groups: slice,
+) -> Tensor:  # [B, H, g · tokens_per_camera, d']
+    count = groups.stop - groups.start
+    keys = _expand(shared_k, k, plan, groups)
+    values = _expand(shared_v, v, plan, groups) if plan.transform_values else shared_v.expand(-1, -1, count, -1, -1)
+    out = scaled_dot_product_attention(
+        turned.unflatten(2, (count, -1)).flatten(1, 2),
+        keys.flatten(1, 2),
+        values.flatten(1, 2),
+        scale=1 / math.sqrt(plan.head_dim),
+    )
+    return out.unflatten(1, (-1, count)).flatten(2, 3)
+
+
+def _expand(shared: Tensor, plain: Tensor, plan: AttentionPlan, groups: slice) -> Tensor:  # [B, H, g, Nk, d']
+    """Keys (or values) as the cameras of a chunk see them."""
+
+    def grouped_key(block: Block, x: Tensor) -> Tensor:
+        return x if block.key.groups == 1 else block.key.at(slice(None), slice(None), groups).apply(x)
+
+    expanded = _by_block(shared.expand(-1, -1, groups.stop - groups.start, -1, -1), plan.blocks, grouped_key)
+    if not plan.has_cameraless_keys:
+        return expanded
+    has_camera = plan.key_has_camera[:, None, None, :, None]
+    masked = _by_block(expanded, plan.camera_blocks, lambda block, x: torch.where(has_camera, x, 0))
+    second = torch.where(has_camera, 0, _camera_channels(plain, plan)[:, :, None])
+    return torch.cat((masked, second.expand(*masked.shape[:-1], -1)), dim=-1)
+
+
+def _turn_back(out: Tensor, plan: AttentionPlan) -> Tensor:  # [B, H, Nq, d'] -> [B, H, Nq, d]
+    """O_a on the attended values; what came from keys without a camera is added as it is."""
+    turned, second = out[:, :, None].split((plan.head_dim, out.shape[-1] - plan.head_dim), dim=-1)
+    turned = _by_block(turned, plan.blocks, lambda block, x: _query(block, x, transpose=False))
+    if plan.has_cameraless_keys:
+        parts = iter(second.split([block.stop - block.start for block in plan.camera_blocks], dim=-1))
+        turned = _by_block(turned, plan.camera_blocks, lambda block, x: x + next(parts))
+    return turned.squeeze(2)
+
+
+def _attend_cameraless(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:  # [B, H, Nq, d]
+    """Queries without a camera: only the blocks that are not about cameras act; other rows are zero."""
+    blocks = tuple(block for block in plan.blocks if not block.camera)
+    queries = _by_block(q[:, :, None], blocks, lambda block, x: _query(block, x, transpose=True)).squeeze(2)
+    keys = _by_block(k[:, :, None], blocks, _shared_key).squeeze(2)
+    values = _by_block(v[:, :, None], blocks, _shared_key).squeeze(2) if plan.transform_values else v
+    chosen = plan.cameraless_queries
+    some = scaled_dot_product_attention(queries[:, :, chosen], keys, values, scale=1 / math.sqrt(plan.head_dim))
+    out = torch.zeros_like(q).index_copy(2, chosen, some)
+    if not plan.transform_values:
+        return out
+    return _by_block(out[:, :, None], blocks, lambda block, x: _query(block, x, transpose=False)).squeeze(2)
+
+
+def _by_block(
+    x: Tensor,  # [..., d]
+    blocks: tuple[Block, ...],
+    change: Callable[[Block, Tensor], Tensor],
+) -> Tensor:  # [..., d]
+    """x with the channels of every block changed and the channels between blocks kept."""
+    pieces, reached = [], 0
+    for block in blocks:
+        pieces += [x[..., reached : block.start], change(block, x[..., block.channels])]
+        reached = block.stop
+    return torch.cat((*pieces, x[..., reached:]), dim=-1)
+
+
+def _query(block: Block, x: Tensor, transpose: bool) -> Tensor:
+    return x if block.query is None else block.query.apply(x, transpose)
+
+
+def _shared_key(block: Block, x: Tensor) -> Tensor:
+    return block.key.apply(x) if block.key.groups == 1 else x
+
+
+def _camera_channels(x: Tensor, plan: AttentionPlan) -> Tensor:  # [..., channels of all camera blocks]
+    return torch.cat([x[..., block.channels] for block in plan.camera_blocks], dim=-1)
+
+
+def _attend_in_parts(
+    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int, needed: int
+) -> Tensor:  # [B, H, Nq, d]
+    """One query camera of all samples and heads is too much for the budget: halve the batch, then the heads."""
+    for dim in (0, 1):
+        if q.shape[dim] > 1:
+            middle = q.shape[dim] // 2
+            parts = []
+            for part in (slice(0, middle), slice(middle, None)):
+                index = (part, slice(None)) if dim == 0 else (slice(None), part)
+                parts.append(attend_sdpa(q[index], k[index], v[index], plan.at(*index), memory_budget))
+            return torch.cat(parts, dim=dim)
+    expected = f"at least {needed} bytes, what one head and one query camera need"
+    raise invalid("memory_budget", expected, memory_budget, "raise it or shorten the clip")
+
+
+def _bytes_needed(q: Tensor, k: Tensor, plan: AttentionPlan) -> tuple[int, int, int]:
+    """Upper estimates of what is held throughout, what each query camera of a chunk adds, and what the end takes."""
+    (batch, heads, queries, _), keys, item = q.shape, k.shape[2], q.element_size()
+    compute = max(item, 4)
+    grouped = [block for block in plan.blocks if block.key.groups > 1]
+    carried = (plan.head_dim + plan.has_cameraless_keys * sum(map(_width, plan.camera_blocks))) * item
+    # A transform holds its running sum, a product and their sum, and the matrices with their entries.
+    working = 3 * max(map(_width, plan.blocks), default=0) * compute
+    matrices = 3 * max((block.key.matrix_numbers for block in grouped), default=0) * compute
+    pieces = sum(map(_width, grouped)) * item
+    logits = 3 * plan.tokens_per_camera * item if q.is_cuda and q.dtype == torch.float64 else 0  # no fused kernel
+    copies = 2 * plan.has_cameraless_keys * plan.head_dim * item
+    expanded = max(2 * carried + max(pieces, logits) + copies, carried + pieces + working + matrices // heads)
+    training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    held = (2 + training) * batch * heads * (queries + keys) * carried
+    per_group = (1 + training) * batch * heads * keys * expanded
+    ending = held + batch * heads * (2 * queries * carried + max(queries, keys) * working)
+    return held, per_group, ending
+
+
+def _width(block: Block) -> int:
+    return block.stop - block.start

@@ -1,0 +1,179 @@
+"""MeRoPE: relative ray rotation, metric translation and disparity anchors as orthogonal blocks (paper, Section 3)."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from merope.attention.operators import Operator, phasors
+from merope.attention.plan import Block
+from merope.encodings.protocol import Encoding
+from merope.encodings.rotary import native_block
+from merope.encodings.tokens import Tokens
+from merope.errors import invalid
+from merope.geometry.epipolar import anchor_directions, arc_turns, epipolar_arc
+from merope.geometry.minrot import minrot, minrot_quaternion
+from merope.geometry.poses import relative
+from merope.geometry.quaternions import multiply, quaternion_from_matrix
+
+PARTITIONS = {128: (36, 36, 24, 32), 192: (54, 54, 36, 48)}
+"""Channels for disparity, rotation, translation, native: the paper's head of 128, and 1.5 × it for PanShot's 192."""
+
+
+@dataclass(frozen=True)
+class MeRoPE(Encoding):
+    """The encoding of the paper. Translations are raw metres: there is no scale to fit.
+
+    head_dim: channels of a head.
+    partition: channels for (disparity, rotation, translation, native); None takes the paper's for 128 and 192.
+    native_split: channels of the native band for (time, column, row); None is one half, one quarter, one quarter.
+    disparity, rotation, translation: False replaces the block by the identity on the same channels (ablations).
+    fractions: angular fractions ρ of the epipolar arc at which disparity anchors stand.
+    wavelengths_m: shortest and longest wavelength of the translation phases.
+    frequencies: distinct wavelengths per axis, log-spaced, repeated to fill the channels; None is one per channel pair,
+        1 is the paper's single-frequency ablation (at the geometric mean of `wavelengths_m`).
+    native_base: base of the native band's frequencies.
+    anchor_frame: "minrot" (the paper: MinRot of each anchor direction) or "transport" (the key ray's frame carried along
+        the epipolar arc by the arc's own rotation: the same directions, without MinRot's pole).
+    """
+
+    partition: tuple[int, int, int, int] | None = None
+    native_split: tuple[int, int, int] | None = None
+    disparity: bool = True
+    rotation: bool = True
+    translation: bool = True
+    fractions: tuple[float, ...] = (0.0, 0.05, 0.15, 0.4, 0.7, 1.0)
+    wavelengths_m: tuple[float, float] = (0.5, 200.0)
+    frequencies: int | None = None
+    native_base: float = 10000.0
+    anchor_frame: Literal["minrot", "transport"] = "minrot"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def channels(self) -> tuple[int, int, int, int]:
+        """Channels for (disparity, rotation, translation, native)."""
+        return self.partition if self.partition is not None else PARTITIONS[self.head_dim]
+
+    @property
+    def native_channels(self) -> tuple[int, int, int]:
+        """Channels of the native band for (time, column, row)."""
+        native = self.channels[3]
+        return self.native_split if self.native_split is not None else (native // 2, native // 4, native // 4)
+
+    def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
+        """Disparity, rotation, translation and native blocks (paper, Eq. 10); blocks that are off are left out."""
+        disparity, rotation, translation, native = self.channels
+        blocks = []
+        if self.disparity and disparity:
+            blocks.append(self._disparity_block(0, query, key))
+        if self.rotation and rotation:
+            blocks.append(self._rotation_block(disparity, query, key))
+        if self.translation and translation:
+            blocks.append(self._translation_block(disparity + rotation, query, key))
+        if native:
+            start = disparity + rotation + translation
+            blocks.append(native_block(start, query, key, self.native_channels, self.native_base))
+        return tuple(blocks)
+
+    def _rotation_block(self, start: int, query: Tokens, key: Tokens) -> Block:
+        """A_aᵀ R_iᵀ · R_j A_b on every triplet: it factors per token (paper, Eq. 6)."""
+
+        def ray_frames(tokens: Tokens) -> Tensor:  # [B, N, 3, 3]
+            frames = tokens.origin_from_camera[:, :, None, :3, :3] @ minrot(tokens.rays)
+            return tokens.per_token(frames, torch.eye(3), entry_dims=2)
+
+        query_side, key_side = _matrices(ray_frames(query).mT, query.dtype), _matrices(ray_frames(key), key.dtype)
+        return Block("rotation", start, start + self.channels[1], query_side, key_side, camera=True)
+
+    def _translation_block(self, start: int, query: Tokens, key: Tokens) -> Block:
+        """Rot(ω_k [Δo]_c), axis-major, then wavelength, one table row per pair of cameras (paper, Eq. 7)."""
+        query_from_key = relative(query.origin_from_camera[:, :, None], key.origin_from_camera[:, None])
+        displacement_m = query_from_key[..., :3, 3]  # [B, Vq, Vk, 3] Δo, Eq. 2
+        phase = displacement_m[..., None] * self._angular_frequencies(displacement_m)
+        table = phasors(pad(phase.flatten(-2), (0, 0, 0, 1))).to(query.dtype)
+        side = Operator(table[:, None], "phasor", rows=key.camera_of)
+        return Block("translation", start, start + self.channels[2], None, side, camera=True)
+
+    def _angular_frequencies(self, like: Tensor) -> Tensor:  # [pairs per axis] float64, rad/m
+        """ω_k = 2π / λ_k, λ log-spaced between the two wavelengths (paper, Eq. 7)."""
+        pairs = self.channels[2] // 6
+        distinct = pairs if self.frequencies is None else self.frequencies
+        shortest, longest = self.wavelengths_m
+        exponent = torch.linspace(0, 1, distinct, dtype=like.dtype, device=like.device)
+        if distinct == 1:
+            exponent = torch.full_like(exponent, 0.5)
+        wavelengths_m = shortest * (longest / shortest) ** exponent
+        return (2 * math.pi / wavelengths_m).repeat_interleave(pairs // distinct)
+
+    def _disparity_block(self, start: int, query: Tokens, key: Tokens) -> Block:
+        """A_aᵀ · A_{i,β}, anchor-major, then triplet: the key side is seen from the query's camera (paper, Eq. 8–9)."""
+        query_frames = query.per_token(minrot(query.rays).mT, torch.eye(3), entry_dims=2)
+        unit = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(len(self.fractions), 4)
+        # One query camera at a time: the float64 arcs of all of them would take many times the table's memory.
+        tables = [
+            key.per_token(self._anchor_frames(camera, key), unit, entry_dims=2).to(key.dtype)
+            for camera in query.origin_from_camera.unbind(1)
+        ]
+        key_side = Operator(torch.stack(tables, dim=1)[:, None], "quaternion")
+        query_side = _matrices(query_frames, query.dtype)
+        return Block("disparity", start, start + self.channels[0], query_side, key_side, camera=True)
+
+    def _anchor_frames(
+        self,
+        origin_from_query: Tensor,  # [B, 4, 4] one query camera
+        key: Tokens,
+    ) -> Tensor:  # [B, Vk, P, L, 4]
+        """Frames of the anchor directions in the query camera, as quaternions."""
+        query_from_key = relative(origin_from_query[:, None], key.origin_from_camera)
+        rotation = query_from_key[:, :, None, :3, :3]  # [B, Vk, 1, 3, 3]
+        far_directions = (rotation @ key.rays[..., None]).squeeze(-1)
+        arc = epipolar_arc(far_directions, query_from_key[:, :, None, :3, 3].expand_as(far_directions))
+        fractions = far_directions.new_tensor(self.fractions)
+        if self.anchor_frame == "minrot":
+            return minrot_quaternion(anchor_directions(arc, fractions))
+        key_frames = multiply(quaternion_from_matrix(rotation), minrot_quaternion(key.rays))
+        return multiply(arc_turns(arc, fractions), key_frames[..., None, :])
+
+
+def _matrices(
+    frames: Tensor,  # [B, N, s, s]
+    dtype: torch.dtype,
+) -> Operator:
+    """One matrix per token, the same for all heads and query cameras."""
+    return Operator(frames.to(dtype)[:, None, None, :, None], "matrix")
+
+
+def _check(encoding: MeRoPE) -> None:
+    """Refuse configurations that do not fill a head."""
+    if encoding.partition is None and encoding.head_dim not in PARTITIONS:
+        fix = "pass partition=(disparity, rotation, translation, native) channels"
+        raise invalid("head_dim", f"one of {sorted(PARTITIONS)} without a partition", encoding.head_dim, fix)
+    channels = encoding.channels
+    if len(channels) != 4 or min(channels) < 0 or sum(channels) != encoding.head_dim:
+        expected = f"four counts ≥ 0 that sum to head_dim {encoding.head_dim}"
+        raise invalid("partition", expected, channels, "adjust the partition or head_dim")
+    if not encoding.fractions or any(not 0 <= rho <= 1 for rho in encoding.fractions):
+        raise invalid("fractions", "numbers in [0, 1]", encoding.fractions, "the paper has (0, .05, .15, .4, .7, 1)")
+    units = (("disparity", 3 * len(encoding.fractions)), ("rotation", 3), ("translation", 6))
+    for (name, unit), count in zip(units, channels[:3], strict=True):
+        if count % unit:
+            fix = f"the nearest multiple is {round(count / unit) * unit}"
+            raise invalid("partition", f"a multiple of {unit} for {name}", count, fix)
+    split = encoding.native_channels
+    if len(split) != 3 or min(split) < 0 or any(n % 2 for n in split) or sum(split) != channels[3]:
+        fix = "pass (time, column, row) channels"
+        raise invalid("native_split", f"three even counts that sum to {channels[3]}", split, fix)
+    shortest, longest = encoding.wavelengths_m
+    if not 0 < shortest <= longest < math.inf:
+        raise invalid("wavelengths_m", "(shortest, longest) in metres", encoding.wavelengths_m, "put the shorter first")
+    pairs = channels[2] // 6
+    if encoding.frequencies is not None and (encoding.frequencies < 1 or pairs % encoding.frequencies):
+        expected = f"a divisor of {pairs}, the channel pairs per axis"
+        raise invalid("frequencies", expected, encoding.frequencies, "1 is the single-frequency ablation")
+    if encoding.anchor_frame not in ("minrot", "transport"):
+        raise invalid("anchor_frame", '"minrot" or "transport"', repr(encoding.anchor_frame), 'the paper uses "minrot"')

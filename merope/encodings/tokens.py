@@ -1,0 +1,139 @@
+"""The token geometry that every encoding starts from: poses near the origin, rays, positions, and who has a camera.
+
+B clips (1 when cameras came without a batch), V cameras, P patches per camera, N = V·P + extra tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+from merope.geometry.rays import check_grid
+
+Times = Tensor | Sequence[float]
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """One side (query or key) of an attention call. All geometry is float64; metres; OpenCV camera axes.
+
+    Poses are relative to the first posed query camera (`origin`), so world coordinates of millions of metres are gone
+    before anything is computed. Extra tokens stand after the cameras' tokens, have no camera, and sit at position 0.
+    """
+
+    origin_from_camera: Tensor  # [B, V, 4, 4]
+    rays: Tensor  # [B or 1, V, P, 3] unit, camera frame; (0, 0, 1) where the lens sees nothing
+    positions: Tensor  # [B or 1, N, 3] time (latent frames), patch column, patch row
+    has_camera: Tensor  # bool [B or 1, N]
+    camera_of: Tensor  # int64 [N], V for extra tokens
+    dtype: torch.dtype  # of the tables to be made
+
+    @property
+    def cameras(self) -> int:
+        return self.rays.shape[1]
+
+    @property
+    def patches(self) -> int:
+        return self.rays.shape[2]
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[1]
+
+    def per_token(
+        self,
+        values: Tensor,  # [B, ..., V, P, *entry]
+        identity: Tensor,  # [*entry]
+        entry_dims: int,
+    ) -> Tensor:  # [B, ..., N, *entry]
+        """Tables with one row per token from values per camera and patch; tokens without a camera get the identity."""
+        flat = values.flatten(-entry_dims - 2, -entry_dims - 1)
+        extra = self.count - flat.shape[-entry_dims - 1]
+        identity = identity.to(flat)
+        if extra:
+            shape = (*flat.shape[: -entry_dims - 1], extra, *identity.shape)
+            flat = torch.cat((flat, identity.expand(shape)), dim=-entry_dims - 1)
+        middle = flat.ndim - entry_dims - 2
+        flags = self.has_camera.reshape(self.has_camera.shape[0], *(1,) * middle, self.count, *(1,) * entry_dims)
+        return torch.where(flags, flat, identity)
+
+
+def query_and_key_tokens(
+    cameras: Cameras,
+    grid: tuple[int, int],  # rows, columns
+    key: Cameras | None,
+    key_grid: tuple[int, int] | None,
+    times: Times | None,
+    key_times: Times | None,
+    extra_tokens: int,
+    key_extra_tokens: int | None,
+) -> tuple[Tokens, Tokens]:
+    """Validate the arguments of `Encoding.plan` and resolve both sides; without `key`, keys are the queries."""
+    if key is None and not (key_grid is None and key_times is None and key_extra_tokens is None):
+        expected = "given when key_grid, key_times or key_extra_tokens are"
+        raise invalid("key", expected, None, "pass the Cameras of the key side")
+    origin = cameras.origin()
+    query_side = _tokens(cameras, check_grid(grid), times, extra_tokens, origin, "")
+    if key is None:
+        return query_side, query_side
+    if key.device != cameras.device:
+        raise invalid("key", f"on {cameras.device} like cameras", key.device, f"use key.to({str(cameras.device)!r})")
+    batches = {c.world_from_camera.shape[0] for c in (cameras, key) if c.world_from_camera.ndim == 4} - {1}
+    if len(batches) > 1:
+        raise invalid("key", "of the batch size of cameras", sorted(batches), "give both sides the same clips")
+    grid = check_grid(key_grid, "key_grid") if key_grid is not None else grid
+    key_side = _tokens(key, grid, key_times, key_extra_tokens or 0, origin, "key_")
+    dtype = torch.promote_types(cameras.dtype, key.dtype)
+    return replace(query_side, dtype=dtype), replace(key_side, dtype=dtype)
+
+
+def _tokens(
+    cameras: Cameras, grid: tuple[int, int], times: Times | None, extra: int, origin: Tensor, prefix: str
+) -> Tokens:
+    if not isinstance(extra, int) or extra < 0:
+        fix = "count the tokens that follow those of the cameras"
+        raise invalid(f"{prefix}extra_tokens", "an int ≥ 0", repr(extra), fix)
+    rays, valid = cameras.rays(grid)
+    poses = cameras.relative_to(origin)
+    if valid.ndim == 2:
+        rays, valid = rays[None], valid[None]
+    camera_of = torch.arange(cameras.count, device=poses.device).repeat_interleave(valid.shape[-1])
+    return Tokens(
+        origin_from_camera=poses if poses.ndim == 4 else poses[None],
+        rays=rays,
+        positions=_positions(_check_times(times, cameras, f"{prefix}times"), grid, extra),
+        has_camera=pad(valid.flatten(1), (0, extra), value=False),
+        camera_of=pad(camera_of, (0, extra), value=cameras.count),
+        dtype=cameras.dtype,
+    )
+
+
+def _check_times(times: Times | None, cameras: Cameras, name: str) -> Tensor:  # [B or 1, V] float64
+    count = cameras.count
+    if times is None:
+        return torch.arange(count, dtype=torch.float64, device=cameras.device)[None]
+    values = torch.as_tensor(times, dtype=torch.float64, device=cameras.device)
+    batch = cameras.world_from_camera.shape[:-3]
+    if values.shape not in ((count,), (*batch, count)) or not bool(torch.isfinite(values).all()):
+        got = f"{list(values.shape)}, finite: {bool(torch.isfinite(values).all())}"
+        raise invalid(
+            name, f"finite, one per camera {[*batch, count]}", got, "pass latent-frame indices (ints or floats)"
+        )
+    return values if values.ndim == 2 else values[None]
+
+
+def _positions(
+    times: Tensor,  # [B or 1, V]
+    grid: tuple[int, int],
+    extra: int,
+) -> Tensor:  # [B or 1, N, 3]
+    rows, columns = grid
+    row = torch.arange(rows, dtype=times.dtype, device=times.device)[:, None].expand(rows, columns).flatten()
+    column = torch.arange(columns, dtype=times.dtype, device=times.device).expand(rows, columns).flatten()
+    shape = (*times.shape, rows * columns)
+    positions = torch.stack((times[..., None].expand(shape), column.expand(shape), row.expand(shape)), dim=-1)
+    return pad(positions.flatten(1, 2), (0, 0, 0, extra))

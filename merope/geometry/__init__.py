@@ -1,0 +1,1 @@
+"""Cameras, lenses, rays and the frames built on them. Torch only, stateless, any leading dimensions."""

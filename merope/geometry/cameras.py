@@ -1,0 +1,103 @@
+"""A clip's cameras: where they were and what lens they looked through."""
+
+import copy
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.geometry.lenses import Lens
+from merope.geometry.poses import check_rigid, relative
+from merope.geometry.rays import patch_rays
+
+
+@dataclass(frozen=True, eq=False)
+class Cameras:
+    """Posed, calibrated cameras of one clip [V, 4, 4] or of a batch of clips [B, V, 4, 4].
+
+    `world_from_camera` is camera-to-world, OpenCV axes, metres. It is kept in float64 with exactly orthonormal
+    rotations; `dtype` is the precision of the plans made from it, by default that in which the poses came. `lens` is
+    shared by all cameras or carries one set of parameters per camera (batch_shape [V] or [B, V]). Cameras with
+    `has_pose` False keep their tokens, but these act as tokens without a camera; their matrices are not read.
+    """
+
+    world_from_camera: Tensor  # [V, 4, 4] or [B, V, 4, 4]
+    lens: Lens
+    has_pose: Tensor | None = None  # bool [V] or [B, V]
+    dtype: torch.dtype = None  # type: ignore[assignment]  # float32 or float64; filled in from the poses
+
+    def __post_init__(self) -> None:
+        poses = self.world_from_camera
+        if isinstance(poses, Tensor) and (poses.ndim not in (3, 4) or 0 in poses.shape):
+            expected = "[V, 4, 4] or [B, V, 4, 4] with at least one camera"
+            raise invalid("world_from_camera", expected, list(poses.shape), "add the camera dimension with poses[None]")
+        if self.has_pose is not None:
+            poses = self._without_unknown(poses, self.has_pose)
+        object.__setattr__(self, "world_from_camera", check_rigid(poses))
+        if self.dtype is None:
+            object.__setattr__(self, "dtype", poses.dtype)
+        if self.dtype not in (torch.float32, torch.float64):
+            raise invalid("dtype", "torch.float32 or torch.float64", self.dtype, "plans are never in half precision")
+        self._check_lens()
+
+    @staticmethod
+    def _without_unknown(poses: Tensor, has_pose: Tensor) -> Tensor:
+        if has_pose.dtype != torch.bool or has_pose.shape != poses.shape[:-2]:
+            got = f"{has_pose.dtype} {list(has_pose.shape)}"
+            raise invalid("has_pose", f"bool {list(poses.shape[:-2])}", got, "pass one flag per camera")
+        identity = torch.eye(4, dtype=poses.dtype, device=poses.device)
+        return torch.where(has_pose[..., None, None], poses, identity)
+
+    def _check_lens(self) -> None:
+        expected = self.world_from_camera.shape[:-2]
+        lens_shape = self.lens.batch_shape
+        try:
+            fits = torch.broadcast_shapes(lens_shape, expected) == expected
+        except RuntimeError:
+            fits = False
+        if not fits:
+            fix = "give each parameter the leading shape of the poses"
+            raise invalid("lens", f"one lens, or one per camera {list(expected)}", list(lens_shape), fix)
+
+    @property
+    def count(self) -> int:
+        """Number of cameras V."""
+        return self.world_from_camera.shape[-3]
+
+    @property
+    def device(self) -> torch.device:
+        return self.world_from_camera.device
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same cameras on another device; precision never changes."""
+        moved = copy.copy(self)
+        object.__setattr__(moved, "world_from_camera", self.world_from_camera.to(device))
+        object.__setattr__(moved, "lens", self.lens.to(device))
+        object.__setattr__(moved, "has_pose", None if self.has_pose is None else self.has_pose.to(device))
+        return moved
+
+    def rays(
+        self,
+        grid: tuple[int, int],  # rows, columns
+    ) -> tuple[Tensor, Tensor]:  # [(B,) V, rows · columns, 3] float64, bool [(B,) V, rows · columns]
+        """Unit rays of the patch centres in each camera's own frame, and which tokens have a camera at all."""
+        rays, valid = patch_rays(self.lens, grid, self.device)
+        shape = self.world_from_camera.shape[:-2]
+        rays, valid = rays.expand(*shape, *rays.shape[-2:]), valid.expand(*shape, valid.shape[-1])
+        return rays, valid if self.has_pose is None else valid & self.has_pose[..., None]
+
+    def origin(self) -> Tensor:  # [(B,) 1, 4, 4]
+        """world_from_camera of the first camera that has a pose: the frame in which a clip's numbers stay small."""
+        if self.has_pose is None:
+            return self.world_from_camera[..., :1, :, :]
+        first = self.has_pose.to(torch.int8).argmax(-1)[..., None, None, None]
+        return self.world_from_camera.gather(-3, first.expand(*first.shape[:-2], 4, 4))
+
+    def relative_to(
+        self,
+        origin: Tensor,  # [(B,) 1, 4, 4] world_from_origin
+    ) -> Tensor:  # [(B,) V, 4, 4]
+        """origin_from_camera, the centres subtracted in float64 before anything else."""
+        return relative(origin, self.world_from_camera)

@@ -1,0 +1,350 @@
+"""Lens models with closed-form inverses, and what all lenses share.
+
+A lens maps pixels to unit rays and points to pixels, both in the camera frame with OpenCV axes (x right, y down,
+z forward). The centre of the top-left pixel is (0.5, 0.5), so the image spans [0, width] x [0, height].
+
+Parameters are numbers or tensors whose shapes broadcast to `batch_shape`, one lens per camera; these dimensions are
+the leading ones of pixels and points. Values and gradients are finite for every input: where a model is undefined,
+`valid` is False, the ray is (0, 0, 1) and the pixel is the principal point.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from numbers import Real
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Condition = tuple[str, Callable[[Tensor], Tensor]]  # what a parameter must be, and where its values are
+AnyLens = TypeVar("AnyLens", bound="DataclassInstance")
+
+MAX_PLANE_RADIUS = 1e3  # focal lengths from the principal point, 89.94 degrees for a pinhole; powers overflow beyond
+MIN_DEPTH = 1e-6  # smallest divisor of a unit direction: below, float32 rounding decides the pixel
+MIN_DISTANCE = 1e-18  # nearer points count as the camera centre: the gradient of their direction overflows float32
+SQRT_FLOOR = 1e-14  # bounds the gradient of a square root at the rim of a lens; moves pixels there by about 1e-14
+
+FINITE: Condition = ("finite", torch.isfinite)
+POSITIVE: Condition = ("positive and finite", lambda v: v > 0.0)
+NOT_NEGATIVE: Condition = ("finite and at least 0", lambda v: v >= 0.0)
+UNIT_INTERVAL: Condition = ("in [0, 1]", lambda v: (v >= 0.0) & (v <= 1.0))
+INSIDE_SPHERE: Condition = ("in (-1, 1]", lambda v: (v > -1.0) & (v <= 1.0))
+
+
+class Lens(Protocol):
+    """What the rest of the library needs from a lens."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def batch_shape(self) -> torch.Size: ...
+
+    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
+        """Unit rays in the camera frame, and where the lens model is defined."""
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
+        """Pixels of camera-frame points of any scale, and where the lens model is defined and invertible."""
+
+    def to(self, target: torch.device | torch.dtype | str) -> Self:
+        """The same lens with its parameters on another device or in another precision."""
+
+
+def settle_parameters(lens: "DataclassInstance", **conditions: Condition) -> None:
+    """Check a lens under construction; store its parameters as tensors and their broadcast shape as `batch_shape`."""
+    conditions = {"fx": POSITIVE, "fy": POSITIVE, **conditions}
+    for name in ("width", "height"):
+        size = getattr(lens, name)
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+            raise ValueError(f"{name} must be a positive int, got {size!r}; pass the image size in pixels")
+    names = [f.name for f in fields(lens) if f.init and f.name not in ("width", "height")]
+    parameters = {name: as_parameter(name, getattr(lens, name), conditions.get(name, FINITE)) for name in names}
+    for name, value in parameters.items():
+        object.__setattr__(lens, name, value)
+    try:
+        object.__setattr__(lens, "batch_shape", torch.broadcast_shapes(*(p.shape for p in parameters.values())))
+    except RuntimeError:
+        got = ", ".join(f"{name} {list(p.shape)}" for name, p in parameters.items())
+        raise ValueError(f"parameter shapes must broadcast together, got {got}; give all the cameras' shape") from None
+
+
+def as_parameter(name: str, value: object, condition: Condition = FINITE) -> Tensor:  # [*batch]
+    """A lens parameter as a tensor, finite and meeting the condition: numbers become float64, tensors are kept."""
+    if isinstance(value, Real):
+        value = torch.tensor(float(value), dtype=torch.float64)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise ValueError(f"{name} must be a number or a floating-point tensor, got {value!r}; convert it to one")
+    expected, holds = condition
+    if not bool((value.isfinite() & holds(value)).all()):
+        raise ValueError(f"{name} must be {expected}, got {value.tolist()}; check the calibration")
+    return value
+
+
+def moved(lens: AnyLens, target: torch.device | torch.dtype | str) -> AnyLens:
+    """The same lens with its parameters on another device or in another precision."""
+    values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
+    return replace(lens, **{name: v.to(target) for name, v in values.items() if isinstance(v, Tensor)})
+
+
+def aligned(lens: Lens, like: Tensor, *names: str) -> tuple[Tensor, ...]:  # [*batch, ...] -> each [*batch, 1, ...]
+    """Parameters in the precision and on the device of `like`, with the batch dimensions leading."""
+    shape = lens.batch_shape + (1,) * (like.dim() - len(lens.batch_shape))
+    return tuple(getattr(lens, name).to(like).expand(lens.batch_shape).reshape(shape) for name in names)
+
+
+def fitted(lens: Lens, name: str, coordinates: Tensor, size: int) -> Tensor:  # [*batch or 1, ...] -> [*batch, ...]
+    """Check pixels or points [..., size] and expand their leading dimensions to the batch shape of the lens."""
+    if coordinates.dtype not in (torch.float32, torch.float64):
+        fix = f"pass {name}.float(); half precision cannot tell neighbouring pixels apart"
+        raise ValueError(f"{name} must be floating point, float32 or float64, got {coordinates.dtype}; {fix}")
+    if coordinates.dim() == 0 or coordinates.shape[-1] != size:
+        raise ValueError(f"{name} must be [..., {size}], got {list(coordinates.shape)}; put the coordinates last")
+    batch, leading = lens.batch_shape, coordinates.shape[:-1]
+    if len(leading) < len(batch) or any(n != b and 1 not in (n, b) for n, b in zip(leading, batch, strict=False)):
+        fix = "lead with one dimension, of that size or 1, per batch dimension"
+        raise ValueError(f"{name} must be [*{list(batch)}, ..., {size}], got {list(coordinates.shape)}; {fix}")
+    return coordinates.expand(*torch.broadcast_shapes(leading, batch + (1,) * (len(leading) - len(batch))), size)
+
+
+def _focal_and_centre(lens: Lens, like: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ...] -> [*batch, 1, ..., 2] twice
+    fx, fy, cx, cy = aligned(lens, like, "fx", "fy", "cx", "cy")
+    return torch.stack((fx, fy), dim=-1), torch.stack((cx, cy), dim=-1)
+
+
+def pixels_to_plane(lens: Lens, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> same, bool
+    """Plane coordinates ((u - cx) / fx, (v - cy) / fy); 0 and invalid where not finite or absurdly far out."""
+    pixels = fitted(lens, "pixels", pixels, 2)
+    focal, centre = _focal_and_centre(lens, pixels[..., 0])
+    near = ((pixels - centre) / focal).norm(dim=-1) < MAX_PLANE_RADIUS
+    return (torch.where(near[..., None], pixels, centre) - centre) / focal, near
+
+
+def plane_to_pixels(lens: Lens, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2], bool
+    """Pixels (fx x + cx, fy y + cy), the principal point where invalid or absurdly far out."""
+    focal, centre = _focal_and_centre(lens, plane[..., 0])
+    valid = valid & (plane.norm(dim=-1) < MAX_PLANE_RADIUS)
+    return torch.where(valid[..., None], plane, 0.0) * focal + centre, valid
+
+
+def unit_directions(lens: Lens, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> same, bool
+    """Points scaled to length 1; (0, 0, 1) and invalid for the camera centre and for non-finite points."""
+    points = fitted(lens, "points", points, 3)
+    # Directions do not depend on scale, so a constant scale keeps gradients exact and squares from overflowing.
+    scale = points.detach().abs().amax(dim=-1)
+    usable = (scale > MIN_DISTANCE) & (scale < math.inf)
+    return normalize(forward_unless(usable, points) / torch.where(usable, scale, 1.0)[..., None], dim=-1), usable
+
+
+def forward_unless(valid: Tensor, vectors: Tensor) -> Tensor:  # bool [...], [..., 3] -> [..., 3]
+    """The vectors where valid, the optical axis (0, 0, 1) elsewhere."""
+    return torch.where(valid[..., None], vectors, vectors.new_tensor([0.0, 0.0, 1.0]))
+
+
+def perspective_rays(plane: Tensor) -> Tensor:  # [..., 2] -> [..., 3]
+    """Unit rays along (x, y, 1)."""
+    return normalize(pad(plane, (0, 1), value=1.0), dim=-1)
+
+
+def perspective_divide(xy: Tensor, depth: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2], [...], bool
+    """Plane coordinates xy / depth, valid where depth is positive."""
+    valid = valid & (depth > MIN_DEPTH)
+    return xy / torch.where(valid, depth, 1.0)[..., None], valid
+
+
+def _raised(vectors: Tensor, z: Tensor) -> Tensor:  # [..., 3], [...] -> [..., 3]
+    return torch.cat((vectors[..., :2], (vectors[..., 2] + z)[..., None]), dim=-1)
+
+
+def _sphere_rays(directions: Tensor, valid: Tensor, xi: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 3], bool
+    """The points s q - (0, 0, xi) at which lines along unit vectors q from (0, 0, -xi) leave the unit sphere."""
+    q_z = directions[..., 2]
+    square = q_z.square() + (1.0 - xi.square()) * directions[..., :2].square().sum(dim=-1)
+    distance = xi * q_z + square.clamp_min(SQRT_FLOOR).sqrt()
+    valid = valid & (square >= 0.0) & (distance > MIN_DEPTH)
+    return forward_unless(valid, _raised(distance[..., None] * directions, -xi)), valid
+
+
+def _ellipsoid_plane(vectors: Tensor, valid: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, y) / (alpha d + (1 - alpha) z) with d = sqrt(beta (x^2 + y^2) + z^2); [..., 3] to [..., 2]."""
+    xy, z = vectors[..., :2], vectors[..., 2]
+    d = (beta * xy.square().sum(dim=-1) + z.square()).clamp_min(SQRT_FLOOR).sqrt()
+    seen = z > -_reach(alpha / (1.0 - alpha)) * d
+    return perspective_divide(xy, alpha * d + (1.0 - alpha) * z, valid & seen)
+
+
+def _ellipsoid_rays(plane: Tensor, valid: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Rays along (x, y, z): z = (1 - beta alpha^2 r^2) / (alpha sqrt(1 - (2 alpha - 1) beta r^2) + 1 - alpha)."""
+    bend = (2.0 * alpha - 1.0) * beta
+    valid = valid & (bend * plane.square().sum(dim=-1) <= 1.0)
+    plane = torch.where(valid[..., None], plane, 0.0)
+    r2 = plane.square().sum(dim=-1)
+    root = (1.0 - bend * r2).clamp_min(SQRT_FLOOR).sqrt()
+    z = (1.0 - beta * alpha.square() * r2) / (alpha * root + 1.0 - alpha)
+    return normalize(torch.cat((plane, z[..., None]), dim=-1), dim=-1), valid
+
+
+def _reach(xi: Tensor) -> Tensor:
+    """Rays of the unified model are those with z > -reach |ray|; beyond, images repeat or do not exist."""
+    return torch.minimum(xi, 1.0 / xi)
+
+
+@dataclass(frozen=True, eq=False)
+class Pinhole:
+    """Plane point (x, y) = (X, Y) / Z and pixel (fx x + cx, fy y + cy); sees what is in front of the camera."""
+
+    fx: float | Tensor
+    fy: float | Tensor
+    cx: float | Tensor
+    cy: float | Tensor
+    width: int
+    height: int
+    batch_shape: torch.Size = field(init=False, repr=False)
+    to = moved
+
+    def __post_init__(self) -> None:
+        settle_parameters(self)
+
+    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
+        plane, valid = pixels_to_plane(self, pixels)
+        return perspective_rays(plane), valid
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
+        unit, valid = unit_directions(self, points)
+        return plane_to_pixels(self, *perspective_divide(unit[..., :2], unit[..., 2], valid))
+
+
+@dataclass(frozen=True, eq=False)
+class UnifiedCamera:
+    """Unified model of Mei: plane point (X, Y) / (Z + xi |(X, Y, Z)|). A pinhole for xi = 0."""
+
+    fx: float | Tensor
+    fy: float | Tensor
+    cx: float | Tensor
+    cy: float | Tensor
+    xi: float | Tensor
+    width: int
+    height: int
+    batch_shape: torch.Size = field(init=False, repr=False)
+    to = moved
+
+    def __post_init__(self) -> None:
+        settle_parameters(self, xi=NOT_NEGATIVE)
+
+    @classmethod
+    def from_fov(cls, x_fov_deg: float | Tensor, xi: float | Tensor, width: int, height: int) -> Self:
+        """The centred lens with square pixels that sees x_fov_deg degrees along the middle row of its image."""
+        fov, mirror = as_parameter("x_fov_deg", x_fov_deg), as_parameter("xi", xi, NOT_NEGATIVE)
+        reach_deg = 2.0 * torch.rad2deg(torch.acos(-_reach(mirror)))
+        if not bool(((fov > 0.0) & (fov < reach_deg)).all()):
+            expected = f"above 0 and below {reach_deg.tolist()}, the reach of xi = {mirror.tolist()}"
+            raise ValueError(f"x_fov_deg must be {expected}, got {fov.tolist()}; narrow it or move xi towards 1")
+        half = torch.deg2rad(fov) / 2.0
+        focal = (width / 2.0) * (half.cos() + mirror) / half.sin()
+        return cls(focal, focal, width / 2.0, height / 2.0, mirror, width, height)
+
+    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
+        plane, valid = pixels_to_plane(self, pixels)
+        return _sphere_rays(perspective_rays(plane), valid, *aligned(self, plane[..., 0], "xi"))
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
+        unit, valid = unit_directions(self, points)
+        (xi,) = aligned(self, unit[..., 0], "xi")
+        seen = valid & (unit[..., 2] > -_reach(xi))
+        return plane_to_pixels(self, *perspective_divide(unit[..., :2], unit[..., 2] + xi, seen))
+
+
+@dataclass(frozen=True, eq=False)
+class ExtendedUnified:
+    """Plane point (X, Y) / (alpha d + (1 - alpha) Z) with d = sqrt(beta (X^2 + Y^2) + Z^2)."""
+
+    fx: float | Tensor
+    fy: float | Tensor
+    cx: float | Tensor
+    cy: float | Tensor
+    alpha: float | Tensor
+    beta: float | Tensor
+    width: int
+    height: int
+    batch_shape: torch.Size = field(init=False, repr=False)
+    to = moved
+
+    def __post_init__(self) -> None:
+        settle_parameters(self, alpha=UNIT_INTERVAL, beta=POSITIVE)
+
+    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
+        plane, valid = pixels_to_plane(self, pixels)
+        return _ellipsoid_rays(plane, valid, *aligned(self, plane[..., 0], "alpha", "beta"))
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
+        unit, valid = unit_directions(self, points)
+        return plane_to_pixels(self, *_ellipsoid_plane(unit, valid, *aligned(self, unit[..., 0], "alpha", "beta")))
+
+
+@dataclass(frozen=True, eq=False)
+class DoubleSphere:
+    """Double sphere of Usenko et al.: the point on the unit sphere, moved by xi along z, through the unified model."""
+
+    fx: float | Tensor
+    fy: float | Tensor
+    cx: float | Tensor
+    cy: float | Tensor
+    xi: float | Tensor
+    alpha: float | Tensor
+    width: int
+    height: int
+    batch_shape: torch.Size = field(init=False, repr=False)
+    to = moved
+
+    def __post_init__(self) -> None:
+        settle_parameters(self, xi=INSIDE_SPHERE, alpha=UNIT_INTERVAL)
+
+    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
+        plane, valid = pixels_to_plane(self, pixels)
+        xi, alpha = aligned(self, plane[..., 0], "xi", "alpha")
+        directions, valid = _ellipsoid_rays(plane, valid, alpha, torch.ones_like(alpha))
+        return _sphere_rays(directions, valid, xi)
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
+        unit, valid = unit_directions(self, points)
+        xi, alpha = aligned(self, unit[..., 0], "xi", "alpha")
+        return plane_to_pixels(self, *_ellipsoid_plane(_raised(unit, xi), valid, alpha, torch.ones_like(alpha)))
+
+
+@dataclass(frozen=True, eq=False)
+class Equirectangular:
+    """Full panorama: d = (cos lat sin lon, -sin lat, cos lat cos lon), lon = u / W 2 pi - pi, lat = pi / 2 - v / H pi.
+
+    Pixels outside the image would repeat directions and are invalid. The poles project to longitude 0.
+    """
+
+    width: int
+    height: int
+    batch_shape: torch.Size = field(init=False, repr=False)
+    to = moved
+
+    def __post_init__(self) -> None:
+        settle_parameters(self)
+
+    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2] -> [..., 3], bool
+        pixels = fitted(self, "pixels", pixels, 2)
+        size = pixels.new_tensor([self.width, self.height])
+        valid = ((pixels >= 0.0) & (pixels <= size)).all(dim=-1)
+        turns = torch.where(valid[..., None], pixels, size / 2.0) / size - 0.5
+        longitude, latitude = turns[..., 0] * (2.0 * math.pi), turns[..., 1] * -math.pi
+        level = latitude.cos()
+        return torch.stack((level * longitude.sin(), -latitude.sin(), level * longitude.cos()), dim=-1), valid
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 2], bool
+        unit, valid = unit_directions(self, points)
+        eps = torch.finfo(unit.dtype).eps
+        xz = unit[..., 0::2]
+        xz = torch.where(xz.norm(dim=-1, keepdim=True) > eps, xz, unit.new_tensor([0.0, eps]))
+        longitude, latitude = torch.atan2(xz[..., 0], xz[..., 1]), torch.atan2(-unit[..., 1], xz.norm(dim=-1))
+        turns = torch.stack((longitude / (2.0 * math.pi), latitude / -math.pi), dim=-1) + 0.5
+        return turns * unit.new_tensor([self.width, self.height]), valid

@@ -1,0 +1,103 @@
+"""Rigid camera poses: `world_from_camera` [..., 4, 4] (camera-to-world), OpenCV axes, metres."""
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+
+RIGID_TOLERANCE = 1e-4
+"""Largest entry of RᵀR − I that is taken for rounding (text files carry 6 digits) and repaired."""
+
+
+def check_rigid(
+    world_from_camera: Tensor,  # [..., 4, 4]
+    name: str = "world_from_camera",
+) -> Tensor:  # [..., 4, 4] float64
+    """Validate camera-to-world matrices and return them in float64 with exactly orthonormal rotations.
+
+    Raises ValueError, saying what was expected, what came and how to fix it, for anything that is not a rigid motion.
+    """
+    if not isinstance(world_from_camera, Tensor):
+        raise invalid(name, "a torch.Tensor [..., 4, 4]", type(world_from_camera).__name__, "use torch.as_tensor")
+    if world_from_camera.dtype not in (torch.float32, torch.float64):
+        fix = "pass the original poses; half precision steps by 0.5 m at 100 m and integers cannot hold a rotation"
+        raise invalid(name, "float32 or float64", world_from_camera.dtype, fix)
+    if world_from_camera.shape[-2:] != (4, 4):
+        raise invalid(name, "[..., 4, 4]", list(world_from_camera.shape), "append the row [0, 0, 0, 1] to 3×4 matrices")
+    if not bool(torch.isfinite(world_from_camera).all()):
+        bad = (~torch.isfinite(world_from_camera)).flatten(-2).any(-1).nonzero()[0].tolist()
+        raise invalid(name, "finite", f"NaN or inf at index {bad}", "drop these cameras or mark them in has_pose")
+    pose = world_from_camera.to(torch.float64)
+    _check_bottom_row(pose, name)
+    _check_rotation(pose[..., :3, :3], name)
+    return rigid(orthonormalise(pose[..., :3, :3]), pose[..., :3, 3])
+
+
+def _check_bottom_row(pose: Tensor, name: str) -> None:
+    expected = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=pose.dtype, device=pose.device)
+    worst = (pose[..., 3, :] - expected).abs().amax(-1)
+    if bool((worst > 1e-6).any()):
+        index = (worst > 1e-6).nonzero()[0].tolist()
+        got = f"{pose[tuple(index)][3].tolist()} at index {index}"
+        raise invalid(f"{name}[..., 3, :]", "[0, 0, 0, 1]", got, "transpose matrices that are written for row vectors")
+
+
+def _check_rotation(rotation: Tensor, name: str) -> None:
+    identity = torch.eye(3, dtype=rotation.dtype, device=rotation.device)
+    defect = (rotation.mT @ rotation - identity).abs().amax((-2, -1))
+    if bool((defect > RIGID_TOLERANCE).any()):
+        index = (defect > RIGID_TOLERANCE).nonzero()[0].tolist()
+        got = f"a defect of {float(defect.max()):.3g}, first at index {index}"
+        fix = "remove scale and shear, for example by the polar factor of R"
+        raise invalid(f"{name}[..., :3, :3]", f"rotations (RᵀR = I within {RIGID_TOLERANCE})", got, fix)
+    reflected = torch.linalg.det(rotation) < 0
+    if bool(reflected.any()):
+        got = f"a reflection at index {reflected.nonzero()[0].tolist()}"
+        fix = "an axis was flipped without its partner: convert OpenGL poses by R @ diag(1, -1, -1)"
+        raise invalid(f"{name}[..., :3, :3]", "proper rotations (det R = +1)", got, fix)
+
+
+def orthonormalise(
+    rotation: Tensor,  # [..., 3, 3] nearly orthonormal
+) -> Tensor:  # [..., 3, 3]
+    """Nearest rotation of a nearly orthonormal matrix.
+
+    Newton's iteration for the polar factor: each step squares the defect, three steps take 1e-3 to rounding. Unlike an
+    SVD it has finite gradients at a rotation.
+    """
+    identity = torch.eye(3, dtype=rotation.dtype, device=rotation.device)
+    for _ in range(3):
+        rotation = rotation @ (1.5 * identity - 0.5 * rotation.mT @ rotation)
+    return rotation
+
+
+def rigid(
+    rotation: Tensor,  # [..., 3, 3]
+    translation: Tensor,  # [..., 3]
+) -> Tensor:  # [..., 4, 4]
+    """Homogeneous matrix [[R, t], [0, 1]]."""
+    top = torch.cat((rotation, translation[..., None]), dim=-1)
+    bottom = torch.zeros_like(top[..., :1, :])
+    bottom[..., 3] = 1
+    return torch.cat((top, bottom), dim=-2)
+
+
+def inverse(
+    world_from_camera: Tensor,  # [..., 4, 4]
+) -> Tensor:  # [..., 4, 4]
+    """camera_from_world, in closed form."""
+    rotation_t = world_from_camera[..., :3, :3].mT
+    return rigid(rotation_t, -(rotation_t @ world_from_camera[..., :3, 3:]).squeeze(-1))
+
+
+def relative(
+    world_from_a: Tensor,  # [..., 4, 4]
+    world_from_b: Tensor,  # [..., 4, 4]
+) -> Tensor:  # [..., 4, 4]
+    """a_from_b = (R_aᵀ R_b, R_aᵀ (o_b − o_a)), Eq. 2 of the paper.
+
+    The centres are subtracted before anything else, so coordinates of millions of metres lose nothing.
+    """
+    rotation_t = world_from_a[..., :3, :3].mT
+    displacement = world_from_b[..., :3, 3] - world_from_a[..., :3, 3]
+    return rigid(rotation_t @ world_from_b[..., :3, :3], (rotation_t @ displacement[..., None]).squeeze(-1))

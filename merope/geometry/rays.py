@@ -1,0 +1,37 @@
+"""Patch-centre rays: the calibrated viewing ray of every token of a camera."""
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.geometry.lenses import Lens
+
+
+def check_grid(grid: tuple[int, int], name: str = "grid") -> tuple[int, int]:
+    """Validate a token grid (rows, columns)."""
+    is_pair = isinstance(grid, (tuple, list)) and len(grid) == 2 and all(isinstance(n, int) and n > 0 for n in grid)
+    if not is_pair:
+        raise invalid(name, "(rows, columns), two positive ints", repr(grid), "for 144 tokens at 16:9 pass (9, 16)")
+    return grid[0], grid[1]
+
+
+def patch_centres(
+    lens: Lens,
+    grid: tuple[int, int],  # rows, columns
+) -> Tensor:  # [rows · columns, 2] float64
+    """Pixel coordinates (u, v) of the patch centres, row-major; the top-left pixel's centre is (0.5, 0.5)."""
+    rows, columns = check_grid(grid)
+    u = (torch.arange(columns, dtype=torch.float64) + 0.5) * (lens.width / columns)
+    v = (torch.arange(rows, dtype=torch.float64) + 0.5) * (lens.height / rows)
+    return torch.stack((u.expand(rows, columns), v[:, None].expand(rows, columns)), dim=-1).flatten(0, 1)
+
+
+def patch_rays(
+    lens: Lens,
+    grid: tuple[int, int],  # rows, columns
+    device: torch.device | None = None,
+) -> tuple[Tensor, Tensor]:  # [*lens.batch_shape, rows · columns, 3] float64, bool [..., rows · columns]
+    """Unit rays through the patch centres in the camera frame, and whether the lens sees anything there."""
+    pixels = patch_centres(lens, grid).to(device)
+    leading = (1,) * len(lens.batch_shape)
+    return lens.unproject(pixels.reshape(*leading, *pixels.shape))

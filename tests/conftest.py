@@ -1,0 +1,34 @@
+"""Shared set-up: hypothesis runs are repeatable and have no time limit per example."""
+
+import os
+from pathlib import Path
+
+# Some virtual machines announce AMX and do not grant it: oneDNN's bf16 kernels then die of an illegal instruction.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+from merope.geometry.poses import rigid
+from merope.geometry.quaternions import matrix_from_quaternion
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
+hypothesis.settings.load_profile("repeatable")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def highway() -> torch.Tensor:  # [6, 4, 4] float64
+    """Six real highway poses, a second apart, in Earth-centred coordinates of 6.4e6 m (tests/data/README.md)."""
+    folder = Path(__file__).parent / "data" / "comma2k19"
+    positions = torch.from_numpy(np.load(folder / "frame_positions.npy"))[:120:20]
+    orientations = torch.from_numpy(np.load(folder / "frame_orientations.npy"))[:120:20]
+    forward_right_down = matrix_from_quaternion(torch.nn.functional.normalize(orientations, dim=-1))
+    return rigid(forward_right_down[..., [1, 2, 0]], positions)

@@ -1,0 +1,77 @@
+"""Poses and patch rays."""
+
+import pytest
+import torch
+from scenes import FISHEYE, PINHOLE, random_poses, random_rotations
+
+from merope import Cameras, Pinhole
+from merope.geometry.poses import inverse, orthonormalise, relative
+from merope.geometry.rays import patch_centres, patch_rays
+
+
+def test_relative_is_inverse_times_pose() -> None:
+    a, b = random_poses(20), random_poses(20, seed=1)
+    assert (relative(a, b) - inverse(a) @ b).abs().max() < 1e-12
+    assert (inverse(a) @ a - torch.eye(4, dtype=torch.float64)).abs().max() < 1e-13
+
+
+def test_relative_loses_nothing_far_from_the_origin() -> None:
+    local = random_poses(2)
+    far = local.clone()
+    far[:, :3, 3] += 2.0**23  # exactly representable, so only the order of operations matters
+    far[:, :3, 3] = far[:, :3, 3].round(decimals=6)
+    exact = far[1, :3, 3] - far[0, :3, 3]
+    assert torch.equal(relative(far[0], far[1])[:3, 3], far[0, :3, :3].mT @ exact)
+
+
+def test_orthonormalise_repairs_rounding_and_has_gradients() -> None:
+    rotation = random_rotations(10)
+    noisy = (rotation + 1e-4 * torch.randn_like(rotation)).requires_grad_()
+    repaired = orthonormalise(noisy)
+    assert (repaired.mT @ repaired - torch.eye(3, dtype=torch.float64)).abs().max() < 1e-14
+    assert (repaired - rotation).abs().max() < 5e-4
+    repaired.sum().backward()
+    assert noisy.grad is not None
+    assert noisy.grad.isfinite().all()
+
+
+def test_patch_centres_are_the_centres_of_patches() -> None:
+    centres = patch_centres(Pinhole(1.0, 1.0, 0.0, 0.0, 6, 4), (2, 3))
+    assert centres.tolist() == [[1, 1], [3, 1], [5, 1], [1, 3], [3, 3], [5, 3]]
+    assert patch_centres(Pinhole(1.0, 1.0, 0.0, 0.0, 2, 2), (2, 2))[0].tolist() == [0.5, 0.5]
+
+
+def test_every_camera_may_have_its_own_lens() -> None:
+    focal = torch.tensor([[90.0, 110.0], [130.0, 150.0]])
+    batched = Cameras(random_poses(2, 2), Pinhole(focal, focal, 128.0, 72.0, 256, 144))
+    rays, valid = batched.rays((3, 4))
+    assert rays.shape == (2, 2, 12, 3)
+    assert valid.all()
+    for b in range(2):
+        for v in range(2):
+            single = Pinhole(float(focal[b, v]), float(focal[b, v]), 128.0, 72.0, 256, 144)
+            assert torch.equal(rays[b, v], patch_rays(single, (3, 4))[0])
+
+
+def test_one_lens_serves_all_cameras() -> None:
+    rays, valid = Cameras(random_poses(2, 3), FISHEYE).rays((2, 2))
+    assert rays.shape == (2, 3, 4, 3)
+    assert valid.shape == (2, 3, 4)
+
+
+def test_cameras_keep_precision_and_move() -> None:
+    cameras = Cameras(random_poses(3).float(), PINHOLE, torch.tensor([True, False, True]))
+    assert cameras.dtype == torch.float32
+    assert cameras.world_from_camera.dtype == torch.float64
+    moved = cameras.to("cpu")
+    assert moved.dtype == torch.float32
+    assert torch.equal(moved.world_from_camera, cameras.world_from_camera)
+    assert not moved.rays((1, 1))[1][1].any()
+
+
+@pytest.mark.parametrize("has_pose", [[True, True, True], [False, False, True]])
+def test_origin_is_the_first_posed_camera(has_pose: list[bool]) -> None:
+    poses = random_poses(3)
+    cameras = Cameras(poses, PINHOLE, torch.tensor(has_pose))
+    first = has_pose.index(True)
+    assert (cameras.relative_to(cameras.origin())[first] - torch.eye(4, dtype=torch.float64)).abs().max() < 1e-14

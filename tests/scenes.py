@@ -1,0 +1,64 @@
+"""Camera paths and inputs that the tests share."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from merope import Cameras, Pinhole, UnifiedCamera
+from merope.geometry.poses import rigid
+from merope.geometry.quaternions import matrix_from_quaternion
+
+PINHOLE = Pinhole(120.0, 125.0, 128.0, 70.0, 256, 144)
+FISHEYE = UnifiedCamera.from_fov(195.0, 2.13, 256, 144)
+
+
+def random_rotations(*shape: int, seed: int = 0) -> Tensor:  # [*shape, 3, 3] float64
+    quaternion = torch.randn(*shape, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return matrix_from_quaternion(torch.nn.functional.normalize(quaternion, dim=-1))
+
+
+def random_poses(*shape: int, seed: int = 0, spread_m: float = 5.0) -> Tensor:  # [*shape, 4, 4] float64
+    centres = torch.randn(*shape, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    return rigid(random_rotations(*shape, seed=seed), spread_m * centres)
+
+
+def straight_drive(count: int, step_m: float = 1.7) -> Tensor:  # [count, 4, 4]
+    """Driving exactly along the optical axis: every past epipole is exactly −z, on MinRot's pole."""
+    poses = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
+    poses[:, 2, 3] = step_m * torch.arange(count, dtype=torch.float64)
+    return poses
+
+
+def curved_drive(count: int, step_m: float = 1.7, yaw_step_rad: float = 0.07) -> Tensor:  # [count, 4, 4]
+    poses = [torch.eye(4, dtype=torch.float64)]
+    c, s = math.cos(yaw_step_rad), math.sin(yaw_step_rad)
+    step = torch.tensor([[c, 0, s, 0.1], [0, 1, 0, 0], [-s, 0, c, step_m], [0, 0, 0, 1]], dtype=torch.float64)
+    for _ in range(count - 1):
+        poses.append(poses[-1] @ step)
+    return torch.stack(poses)
+
+
+def degenerate_cameras() -> dict[str, Cameras]:
+    """Every way in which the paper's construction is undefined, on odd × odd grids so that a central ray exists."""
+    centred = Pinhole(120.0, 120.0, 75.0, 45.0, 150, 90)
+    backward = random_poses(1, seed=3).repeat(4, 1, 1)
+    backward[2:] = backward[2:] @ torch.diag(torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64))
+    backward[1, :3, 3] += 3.0 * backward[1, :3, 2]
+    tiny = random_poses(4, seed=5)
+    tiny[:, :3, 3] = tiny[0, :3, 3] + 1e-12 * torch.randn(4, 3, dtype=torch.float64)
+    return {
+        "straight": Cameras(straight_drive(5), centred),
+        "reversing": Cameras(straight_drive(5).flip(0), centred),
+        "coincident": Cameras(torch.cat((random_poses(1).repeat(3, 1, 1), random_poses(1, seed=9))), centred),
+        "opposite views": Cameras(backward, centred),
+        "1e-12 m": Cameras(tiny, centred),
+        "1e7 m": Cameras(random_poses(4, seed=7, spread_m=1e7), centred),
+        "straight 1e7 m": Cameras(straight_drive(4, step_m=1e7), centred),
+        "fisheye straight": Cameras(straight_drive(4), UnifiedCamera.from_fov(200.0, 2.3, 150, 90)),
+    }
+
+
+def random_qkv(batch: int, heads: int, tokens: int, dim: int, key_tokens: int | None = None) -> tuple[Tensor, ...]:
+    shapes = ((batch, heads, n, dim) for n in (tokens, key_tokens or tokens, key_tokens or tokens))
+    return tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)

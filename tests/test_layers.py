@@ -1,0 +1,31 @@
+"""Imports go one way: geometry ← attention ← encodings ← adapters ← {train, generate} ← cli."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "merope"
+LAYERS = {
+    "errors": set(),
+    "geometry": {"errors"},
+    "attention": {"errors", "geometry"},
+    "encodings": {"errors", "geometry", "attention"},
+    "demo": {"errors", "geometry", "attention", "encodings"},
+    "cli": {"demo"},
+}
+
+
+def imported_layers(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("merope."):
+            names.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("merope.")}
+    return names
+
+
+def test_every_module_imports_only_what_lies_below() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        layer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if layer != "__init__":
+            assert imported_layers(path) <= LAYERS[layer] | {layer}, path
