@@ -6,6 +6,7 @@ from merope.encodings import encoding
 from merope.encodings.gta import GTA
 from merope.encodings.merope import MeRoPE
 from merope.geometry.cameras import Cameras
+from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, Pinhole, UnifiedCamera
 
 __version__ = "0.1.0"
@@ -13,10 +14,12 @@ __version__ = "0.1.0"
 __all__ = [
     "GTA",
     "AttentionPlan",
+    "BrownConrady",
     "Cameras",
     "DoubleSphere",
     "Equirectangular",
     "ExtendedUnified",
+    "KannalaBrandt",
     "Lens",
     "MeRoPE",
     "Pinhole",

@@ -1,7 +1,7 @@
 """What the paper's Section 3.1 claims, measured: growth with the baseline, and where attention goes because of it.
 
-No trained weights: queries, keys and values are random unit-variance features of many heads, so that what changes along
-an axis is the encoding's doing alone.
+No trained weights: queries, keys and values are random features of many heads, so that what changes along an axis is
+the encoding's doing alone.
 """
 
 import json
@@ -63,14 +63,20 @@ def measure_growth(method: str, baseline_m: float) -> Growth:
     )
 
 
-def attention_mass(method: str, length_m: float, frames: int = 13, grid: tuple[int, int] = (3, 5)) -> Tensor:  # [frames]
-    """Share of attention that the last frame's centre token gives to every frame, averaged over random heads."""
+def attention_mass(
+    method: str, length_m: float, frames: int = 13, grid: tuple[int, int] = (3, 5)
+) -> Tensor:  # [frames]
+    """Share of attention that the last frame's centre token gives to every frame, averaged over random heads.
+
+    Queries and keys of a head share half of their variance: every frame shows the same static scene.
+    """
     plan = encoding(method).plan(straight_path(frames, length_m), grid)
     patches = grid[0] * grid[1]
     token = (frames - 1) * patches + patches // 2
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn(HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
+    scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
     k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
+    q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
     return _weights(plan, token, q, k).unflatten(-1, (frames, patches)).sum(-1).mean(0)
 
 
@@ -86,7 +92,9 @@ def run(folder: Path) -> None:
     print(growth_table(growth))
     print(mass_table(mass))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "demo.json").write_text(json.dumps({"growth": [asdict(g) for g in growth], "attention_mass": mass}, indent=1))
+    (folder / "demo.json").write_text(
+        json.dumps({"growth": [asdict(g) for g in growth], "attention_mass": mass}, indent=1)
+    )
     for name in (draw_growth(growth, folder), draw_mass(mass, folder)):
         print(f"wrote {name}")
     print(f"wrote {folder / 'demo.json'}")
@@ -103,7 +111,10 @@ def growth_table(growth: list[Growth]) -> str:
     ]
     for baseline_m in BASELINES_M:
         pair = [rows[m, baseline_m] for m in METHODS]
-        logits, norms = (" ".join(f"{value:10.4g}" for value in column) for column in ([g.logit for g in pair], [g.value_norm for g in pair]))
+        logits, norms = (
+            " ".join(f"{value:10.4g}" for value in column)
+            for column in ([g.logit for g in pair], [g.value_norm for g in pair])
+        )
         lines.append(f"{baseline_m:>8g} m   {logits}   {norms}")
     return "\n".join([*lines, ""])
 
@@ -111,8 +122,8 @@ def growth_table(growth: list[Growth]) -> str:
 def mass_table(mass: dict[str, dict[float, list[float]]]) -> str:
     """Attention of the last frame on the first and on the last three frames."""
     lines = [
-        "Where the last frame's centre token looks, 13 frames: share of attention on the 3 farthest and 3 nearest frames.",
-        "(even would be 23 %)",
+        "Where the last of 13 frames looks: attention of its centre token on the 3 farthest and the 3 nearest frames",
+        "(evenly spread it would be 23 % each). Random features that share half of their variance.",
         "",
         f"{'drive':>10}   {'GTA far':>8} {'near':>8}   {'MeRoPE far':>10} {'near':>8}",
     ]
@@ -130,10 +141,14 @@ def draw_growth(growth: list[Growth], folder: Path) -> Path:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for axis, field, title in zip(axes, ("logit", "value_norm"), ("attention logit (rms)", "‖U v‖ / ‖v‖ (rms)"), strict=True):
+    for axis, field, title in zip(
+        axes, ("logit", "value_norm"), ("attention logit (rms)", "‖U v‖ / ‖v‖ (rms)"), strict=True
+    ):
         for method, (label, colour) in STYLE.items():
             rows = [g for g in growth if g.method == method]
-            axis.loglog([g.baseline_m for g in rows], [getattr(g, field) for g in rows], "o-", color=colour, label=label)
+            axis.loglog(
+                [g.baseline_m for g in rows], [getattr(g, field) for g in rows], "o-", color=colour, label=label
+            )
         axis.set(xlabel="metres between the two cameras", title=title)
         axis.grid(alpha=0.3)
     axes[0].legend()
@@ -146,7 +161,9 @@ def draw_mass(mass: dict[str, dict[float, list[float]]], folder: Path) -> Path:
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
     for axis, (method, (label, _)) in zip(axes, STYLE.items(), strict=True):
-        for shade, (length, shares) in zip(torch.linspace(0.3, 0.95, len(mass[method])), mass[method].items(), strict=True):
+        for shade, (length, shares) in zip(
+            torch.linspace(0.3, 0.95, len(mass[method])), mass[method].items(), strict=True
+        ):
             colour = (plt.cm.Reds if method == "gta" else plt.cm.Blues)(float(shade))
             axis.plot(range(len(shares)), shares, "o-", color=colour, label=f"{length:g} m", markersize=4)
         axis.set(xlabel="frame (the query is in the last one)", title=f"{label}: attention of the last frame")

@@ -39,7 +39,7 @@ def direct_sum(blocks: list[Array]) -> Array:
 
 
 def anchors(u_infinity: Array, displacement: Array) -> list[Array]:
-    """Eq. 8, collapsed to u_infinity where it is undefined."""
+    """Eq. 9, collapsed to u_infinity where it is undefined."""
     if np.linalg.norm(displacement) < 1e-6:
         return [u_infinity] * len(RHO)
     e = displacement / np.linalg.norm(displacement)
@@ -53,15 +53,15 @@ def anchors(u_infinity: Array, displacement: Array) -> list[Array]:
 def operator(
     pose_i: Array, ray_a: Array, position_a: Array, pose_j: Array, ray_b: Array, position_b: Array, head_dim: int
 ) -> Array:
-    """U_ab of Eq. 10: poses are camera-to-world, positions are (time, column, row)."""
+    """U_ab of Eq. 11: poses are camera-to-world, positions are (time, column, row)."""
     n, m, frequencies, native = {128: (2, 12, 4, (16, 8, 8)), 192: (3, 18, 6, (24, 12, 12))}[head_dim]
     r_ij = pose_i[:3, :3].T @ pose_j[:3, :3]  # Eq. 2
     displacement = pose_i[:3, :3].T @ (pose_j[:3, 3] - pose_i[:3, 3])
     a_query = minrot(ray_a)
-    disparity = [a_query.T @ minrot(u) for u in anchors(r_ij @ ray_b, displacement) for _ in range(n)]  # Eq. 9
+    disparity = [a_query.T @ minrot(u) for u in anchors(r_ij @ ray_b, displacement) for _ in range(n)]  # Eq. 10
     rotation = [a_query.T @ r_ij @ minrot(ray_b)] * m  # Eq. 6
     wavelengths = [0.5 * (200 / 0.5) ** (k / (frequencies - 1)) for k in range(frequencies)]  # Eq. 7
-    translation = [rot(2 * math.pi / wavelength * displacement[c]) for c in range(3) for wavelength in wavelengths]
+    translation = [rot(2 * math.pi / wave * displacement[c]) for c in range(3) for wave in wavelengths]  # Eq. 8
     axes = [
         rot(10000 ** (-2 * k / dim) * (position_b[axis] - position_a[axis]))
         for axis, dim in enumerate(native)

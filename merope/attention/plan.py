@@ -96,7 +96,7 @@ class AttentionPlan:
         batch: int = 0,
         head: int = 0,
     ) -> Tensor:  # [head_dim, head_dim]
-        """Dense U_ab of query token a and key token b (paper, Eq. 1 and 10)."""
+        """Dense U_ab of query token a and key token b (paper, Eq. 1 and 11)."""
         return self.operators(query_token, batch, head)[key_token]
 
     def operators(

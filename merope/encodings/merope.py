@@ -36,8 +36,8 @@ class MeRoPE(Encoding):
     frequencies: distinct wavelengths per axis, log-spaced, repeated to fill the channels; None is one per channel pair,
         1 is the paper's single-frequency ablation (at the geometric mean of `wavelengths_m`).
     native_base: base of the native band's frequencies.
-    anchor_frame: "minrot" (the paper: MinRot of each anchor direction) or "transport" (the key ray's frame carried along
-        the epipolar arc by the arc's own rotation: the same directions, without MinRot's pole).
+    anchor_frame: "minrot" (the paper: MinRot of each anchor direction) or "transport" (the key ray's frame carried
+        along the epipolar arc by the arc's own rotation: the same directions, without MinRot's pole).
     """
 
     partition: tuple[int, int, int, int] | None = None
@@ -66,7 +66,7 @@ class MeRoPE(Encoding):
         return self.native_split if self.native_split is not None else (native // 2, native // 4, native // 4)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
-        """Disparity, rotation, translation and native blocks (paper, Eq. 10); blocks that are off are left out."""
+        """Disparity, rotation, translation and native blocks (paper, Eq. 11); blocks that are off are left out."""
         disparity, rotation, translation, native = self.channels
         blocks = []
         if self.disparity and disparity:
@@ -91,7 +91,7 @@ class MeRoPE(Encoding):
         return Block("rotation", start, start + self.channels[1], query_side, key_side, camera=True)
 
     def _translation_block(self, start: int, query: Tokens, key: Tokens) -> Block:
-        """Rot(ω_k [Δo]_c), axis-major, then wavelength, one table row per pair of cameras (paper, Eq. 7)."""
+        """Rot(ω_k [Δo]_c), axis-major, then wavelength, one table row per pair of cameras (paper, Eq. 8)."""
         query_from_key = relative(query.origin_from_camera[:, :, None], key.origin_from_camera[:, None])
         displacement_m = query_from_key[..., :3, 3]  # [B, Vq, Vk, 3] Δo, Eq. 2
         phase = displacement_m[..., None] * self._angular_frequencies(displacement_m)
@@ -111,7 +111,7 @@ class MeRoPE(Encoding):
         return (2 * math.pi / wavelengths_m).repeat_interleave(pairs // distinct)
 
     def _disparity_block(self, start: int, query: Tokens, key: Tokens) -> Block:
-        """A_aᵀ · A_{i,β}, anchor-major, then triplet: the key side is seen from the query's camera (paper, Eq. 8–9)."""
+        """A_aᵀ · A_{i,β}, anchor-major, then triplet: keys as seen from the query's camera (paper, Eq. 9–10)."""
         query_frames = query.per_token(minrot(query.rays).mT, torch.eye(3), entry_dims=2)
         unit = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(len(self.fractions), 4)
         # One query camera at a time: the float64 arcs of all of them would take many times the table's memory.

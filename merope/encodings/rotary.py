@@ -40,7 +40,7 @@ def native_block(
     split: tuple[int, int, int],  # channels for time, column, row
     base: float,
 ) -> Block:
-    """U_native = Rot(ω·(key position − query position)) on adjacent pairs (paper, Eq. 10)."""
+    """U_native = Rot(ω·(key position − query position)) on adjacent pairs (paper, Eq. 11)."""
 
     def operator(tokens: Tokens, sign: int) -> Operator:
         table = phasors(sign * rotary_phases(tokens.positions, split, base)).to(tokens.dtype)

@@ -1,8 +1,8 @@
 """Polynomial lens models, inverted with Newton's method.
 
-The iterations run without gradients; one more Newton step with gradients makes the first derivatives of the solution
-exact for pixels and parameters (implicit function theorem). Either model is used only up to the radius at which its
-radial curve first stops growing. That limit is found at construction: rebuild a lens whose parameters were changed.
+The iterations run without gradients. One more Newton step, of which only the gradient is kept, gives the solution its
+exact first derivatives by pixels and parameters (implicit function theorem). Either model is used only up to where it
+stops being one-to-one. That limit is found at construction: rebuild a lens whose parameters were changed in place.
 """
 
 import math
@@ -61,19 +61,24 @@ def fisheye_curve(angle: Tensor, k: Coefficients) -> tuple[Tensor, Tensor]:  # [
 
 
 def fisheye_angle(radius: Tensor, k: Coefficients, max_angle: Tensor) -> Tensor:  # [...] -> [...]
-    """Inverse of `fisheye_curve` for radii up to that of `max_angle`: Newton's method kept inside a bracket."""
+    """Inverse of `fisheye_curve` for radii up to that of `max_angle`: Newton's method, bisection where it fails."""
     with torch.no_grad():
         low, high = torch.zeros_like(radius), max_angle.expand_as(radius)
-        angle = torch.minimum(radius, high)
+        angle, last_step = torch.minimum(radius, high), high
         for _ in range(BISECTION_STEPS):
             value, slope = fisheye_curve(angle, k)
-            if bool(((value - radius).abs() <= 8.0 * torch.finfo(radius.dtype).eps * radius).all()):
+            done = (value - radius).abs() <= 16.0 * torch.finfo(radius.dtype).eps * radius
+            if bool(done.all()):
                 break
             low, high = torch.where(value < radius, angle, low), torch.where(value < radius, high, angle)
-            newton = angle - (value - radius) / slope.clamp_min(MIN_SLOPE)
-            angle = torch.where((newton >= low) & (newton <= high), newton, (low + high) / 2.0)
+            step = (radius - value) / slope.clamp_min(MIN_SLOPE)
+            # Newton steps that do not shrink may go to and fro for ever between both ends of the bracket.
+            good = (angle + step >= low) & (angle + step <= high) & (step.abs() <= 0.75 * last_step.abs())
+            last_step = torch.where(good, step, (low + high) / 2.0 - angle)
+            angle = torch.where(done, angle, angle + last_step)
     value, slope = fisheye_curve(angle, k)
-    return angle - (value - radius) / slope.detach().clamp_min(MIN_SLOPE)
+    step = (radius - value) / slope.detach().clamp_min(MIN_SLOPE)
+    return angle + (step - step.detach())
 
 
 def _fisheye_margin(angle: Tensor, k: Coefficients) -> Tensor:
@@ -243,7 +248,8 @@ class BrownConrady:
             plane, found = _undistort(distorted, coefficients, max_tangent)
         valid = valid & found
         plane, distorted = (torch.where(valid[..., None], coordinates, 0.0) for coordinates in (plane, distorted))
-        return perspective_rays(_newton_step(plane, distorted, coefficients)[0]), valid
+        better, _ = _newton_step(plane, distorted, coefficients)
+        return perspective_rays(plane + (better - better.detach())), valid
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
         unit, valid = unit_directions(self, points)

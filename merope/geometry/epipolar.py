@@ -1,4 +1,4 @@
-"""Epipolar arcs on the unit sphere and the disparity anchors along them (paper, Eq. 8).
+"""Epipolar arcs on the unit sphere and the disparity anchors along them (paper, Eq. 9).
 
 A key ray seen from the query camera starts at `far_direction` (u∞, the point at infinite depth) and runs along a great
 circle to the epipole e, the direction of the key camera's centre (depth zero).
@@ -32,7 +32,7 @@ def epipolar_arc(
     far_direction: Tensor,  # [..., 3] unit, query camera frame
     displacement_m: Tensor,  # [..., 3] key centre in the query camera frame, Δo
 ) -> EpipolarArc:
-    """Great-circle arc of a key ray in the query camera (paper, Eq. 8, with β_max by atan2).
+    """Great-circle arc of a key ray in the query camera (paper, Eq. 9, with β_max by atan2).
 
     Degenerate arcs (coincident centres; epipole parallel or antiparallel to the ray) collapse to `far_direction`.
     """
@@ -52,7 +52,7 @@ def anchor_directions(
     arc: EpipolarArc,
     fractions: Tensor,  # [L] ρ in [0, 1]
 ) -> Tensor:  # [..., L, 3] unit
-    """Directions at angular fractions ρ of the arc: cos(ρβ) u∞ + sin(ρβ) t̂ (paper, Eq. 8)."""
+    """Directions at angular fractions ρ of the arc: cos(ρβ) u∞ + sin(ρβ) t̂ (paper, Eq. 9)."""
     angle = arc.angle_rad[..., None, None] * fractions[:, None]
     directions = angle.cos() * arc.far_direction[..., None, :] + angle.sin() * arc.tangent[..., None, :]
     return directions / torch.linalg.vector_norm(directions, dim=-1, keepdim=True)

@@ -54,7 +54,9 @@ def test_a_batch_is_its_clips_one_by_one() -> None:
     poses = random_poses(2, 3)
     lens = merope.UnifiedCamera(torch.rand(2, 3) + 80, 90.0, 128.0, 72.0, torch.rand(2, 3), 256, 144)
     q, k, v = random_qkv(2, 2, 18, 128)
-    together = merope.attend(q, k, v, MeRoPE().plan(Cameras(poses, lens), GRID, times=torch.rand(2, 3, dtype=torch.float64)))
+    together = merope.attend(
+        q, k, v, MeRoPE().plan(Cameras(poses, lens), GRID, times=torch.rand(2, 3, dtype=torch.float64))
+    )
     for b in range(2):
         one = merope.UnifiedCamera(lens.fx[b], 90.0, 128.0, 72.0, lens.xi[b], 256, 144)
         torch.manual_seed(0)
@@ -76,7 +78,11 @@ def test_degenerate_geometry(name: str) -> None:
 def mixed_cameras(batch: bool) -> Cameras:
     """Some cameras without a pose (their matrices are NaN), through a lens that does not reach the corners."""
     poses = random_poses(2, 4) if batch else random_poses(4)
-    has_pose = torch.tensor([[True, False, True, True], [False, True, True, True]]) if batch else torch.tensor([1, 0, 1, 1]).bool()
+    has_pose = (
+        torch.tensor([[True, False, True, True], [False, True, True, True]])
+        if batch
+        else torch.tensor([1, 0, 1, 1]).bool()
+    )
     poses[~has_pose] = float("nan")
     return Cameras(poses, merope.UnifiedCamera(60.0, 60.0, 100.0, 72.0, 1.8, 256, 144), has_pose)
 
@@ -140,8 +146,12 @@ def test_float32_poses_make_float32_plans_and_keep_their_precision() -> None:
     poses = curved_drive(4)
     single = MeRoPE().plan(Cameras(poses.float(), PINHOLE), GRID)
     double = MeRoPE().plan(Cameras(poses, PINHOLE), GRID)
-    assert {t.dtype for name, t in single.tensors().items() if "_has_" not in name and ".rows" not in name} == {torch.float32}
-    assert {t.dtype for name, t in double.to(dtype=torch.float32).tensors().items() if name.endswith("key")} == {torch.float32}
+    assert {t.dtype for name, t in single.tensors().items() if "_has_" not in name and ".rows" not in name} == {
+        torch.float32
+    }
+    assert {t.dtype for name, t in double.to(dtype=torch.float32).tensors().items() if name.endswith("key")} == {
+        torch.float32
+    }
     q, k, v = random_qkv(1, 2, 24, 128)
     exact = merope.attend(q, k, v, double)
     error = (merope.attend(q.float(), k.float(), v.float(), single).double() - exact).norm() / exact.norm()

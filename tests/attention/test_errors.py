@@ -27,7 +27,12 @@ def times_at(factor: float, *index: object) -> Callable[[torch.Tensor], torch.Te
 def attend(change: Callable[[dict[str, object]], None]) -> Callable[[], object]:
     def make() -> object:
         q, k, v = random_qkv(1, 2, 18, 128)
-        arguments: dict[str, object] = {"q": q, "k": k, "v": v, "plan": MeRoPE().plan(Cameras(random_poses(3), PINHOLE), GRID)}
+        arguments: dict[str, object] = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "plan": MeRoPE().plan(Cameras(random_poses(3), PINHOLE), GRID),
+        }
         change(arguments)
         return merope.attend(**arguments)  # type: ignore[arg-type]
 

@@ -62,7 +62,11 @@ def test_the_result_does_not_depend_on_the_budget() -> None:
     plan = MeRoPE().plan(Cameras(curved_drive(7), PINHOLE), (3, 4), extra_tokens=1)
     q, k, v = (torch.randn(2, 3, plan.query_tokens, 128, dtype=torch.float64) for _ in range(3))
     whole = merope.attend(q, k, v, plan)
-    for budget in (16 * MIB, 4 * MIB, int(1.2 * MIB)):  # a few cameras at a time; one sample at a time; one head at a time
+    for budget in (
+        16 * MIB,
+        4 * MIB,
+        int(1.2 * MIB),
+    ):  # a few cameras at a time; one sample at a time; one head at a time
         assert (merope.attend(q, k, v, plan, memory_budget=budget) - whole).abs().max() < 1e-12
 
 

@@ -144,7 +144,9 @@ def test_logits_and_norms_are_bounded_at_every_baseline(exponent: int, dtype: to
     assert (logits.abs() <= q.norm(dim=-1) * k.norm(dim=-1) / math.sqrt(128) * (1 + 1e-12)).all()
 
 
-def output(poses: Tensor, anchor_frame: str = "minrot", lens: merope.Lens = PINHOLE, grid: tuple[int, int] = GRID) -> Tensor:
+def output(
+    poses: Tensor, anchor_frame: str = "minrot", lens: merope.Lens = PINHOLE, grid: tuple[int, int] = GRID
+) -> Tensor:
     plan = MeRoPE(anchor_frame=anchor_frame).plan(Cameras(poses, lens), grid)
     torch.manual_seed(0)
     return merope.attend(*random_qkv(1, 2, plan.query_tokens, 128), plan)
@@ -208,7 +210,9 @@ def test_translation_phase_at_a_known_displacement() -> None:
     assert torch.allclose(u[:16, :16], torch.eye(16, dtype=torch.float64), atol=1e-12)
 
 
-@pytest.mark.parametrize("off", [("disparity",), ("rotation",), ("translation",), ("disparity", "rotation", "translation")])
+@pytest.mark.parametrize(
+    "off", [("disparity",), ("rotation",), ("translation",), ("disparity", "rotation", "translation")]
+)
 def test_blocks_that_are_off_are_the_identity(off: tuple[str, ...]) -> None:
     channels = {"disparity": slice(0, 36), "rotation": slice(36, 72), "translation": slice(72, 96)}
     cameras = Cameras(random_poses(3), PINHOLE)
@@ -255,7 +259,9 @@ def test_transport_is_smooth_where_minrot_is_not() -> None:
     change = {}
     for frame in ("minrot", "transport"):
         plans = [MeRoPE(anchor_frame=frame).plan(Cameras(p, PINHOLE), GRID) for p in (straight_drive(2, 10.0), noisy)]
-        first, second = (plan.blocks[0].key.matrices()[0, 0, 1, :15] for plan in plans)  # camera 1 looks back at camera 0
+        first, second = (
+            plan.blocks[0].key.matrices()[0, 0, 1, :15] for plan in plans
+        )  # camera 1 looks back at camera 0
         change[frame] = float((first - second).abs().max())
     assert change["minrot"] > 0.5
     assert change["transport"] < 0.02

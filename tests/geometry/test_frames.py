@@ -12,7 +12,12 @@ from torch.nn.functional import normalize
 
 from merope.geometry.epipolar import anchor_directions, arc_turns, epipolar_arc
 from merope.geometry.minrot import minrot, minrot_quaternion
-from merope.geometry.quaternions import matrix_from_quaternion, multiply, quaternion_from_axis_angle, quaternion_from_matrix
+from merope.geometry.quaternions import (
+    matrix_from_quaternion,
+    multiply,
+    quaternion_from_axis_angle,
+    quaternion_from_matrix,
+)
 
 UNIT = torch.eye(3, dtype=torch.float64)
 FRACTIONS = torch.tensor([0.0, 0.05, 0.15, 0.4, 0.7, 1.0], dtype=torch.float64)
@@ -70,8 +75,12 @@ def test_minrot_near_its_pole_is_orthogonal_and_equals_the_formula(exponent: flo
     if 10**exponent < 0.99e-6:
         assert torch.equal(frame, torch.diag(torch.tensor([-1.0, 1.0, -1.0], dtype=torch.float64)))
     elif 10**exponent > 1.01e-6:
-        half = normalize(torch.stack((direction[0], direction[1], direction[:2].square().sum() / (1 - direction[2]))), dim=0)
-        expected = (2 * torch.outer(half, half) - UNIT) @ torch.diag(torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64))
+        half = normalize(
+            torch.stack((direction[0], direction[1], direction[:2].square().sum() / (1 - direction[2]))), dim=0
+        )
+        expected = (2 * torch.outer(half, half) - UNIT) @ torch.diag(
+            torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64)
+        )
         assert (frame - expected).abs().max() < 1e-13
 
 
@@ -84,7 +93,9 @@ def test_minrot_gradients_are_finite(direction: tuple[float, ...]) -> None:
 
 
 @given(u=unit_vectors, displacement=unit_vectors, exponent=st.floats(-4, 7))
-def test_anchors_run_from_infinity_to_the_epipole(u: tuple[float, ...], displacement: tuple[float, ...], exponent: float) -> None:
+def test_anchors_run_from_infinity_to_the_epipole(
+    u: tuple[float, ...], displacement: tuple[float, ...], exponent: float
+) -> None:
     far, epipole = unit(u), unit(displacement)
     arc = epipolar_arc(far, 10**exponent * epipole)
     anchors = anchor_directions(arc, FRACTIONS)
@@ -101,7 +112,7 @@ def test_anchors_run_from_infinity_to_the_epipole(u: tuple[float, ...], displace
 
 
 def test_an_anchor_is_where_a_point_at_some_depth_is_seen() -> None:
-    """Points along the key ray, seen from the query camera, lie on the arc: the geometric meaning of Eq. 8."""
+    """Points along the key ray, seen from the query camera, lie on the arc: the geometric meaning of Eq. 9."""
     rotation, displacement = random_rotations(seed=4), torch.tensor([1.0, -0.3, 2.0], dtype=torch.float64)
     ray = unit((0.2, -0.1, 1.0))
     arc = epipolar_arc(rotation @ ray, displacement)

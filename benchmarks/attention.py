@@ -1,0 +1,176 @@
+"""Attention cost: MeRoPE and other encodings against plain attention, in one process.
+
+    python benchmarks/attention.py [--out benchmarks/results/attention-<gpu>.json]
+
+Correctness comes first: a row is timed only if its error against float64 is at most twice that of plain PyTorch
+attention in the same dtype. Times are medians over repeated runs with their 10th and 90th percentile, memory is the
+peak beyond inputs and plan.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import merope
+from merope import AttentionPlan, Cameras
+
+SHAPES = {  # batch, cameras, rows, columns
+    "1 × 13 × 9×16": (1, 13, 9, 16),
+    "8 × 13 × 9×16": (8, 13, 9, 16),
+    "1 × 31 × 22×40": (1, 31, 22, 40),
+    "1 × 21 × 30×52": (1, 21, 30, 52),
+}
+HEADS, HEAD_DIM = 6, 128
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    shape: str
+    method: str
+    backend: str
+    direction: str  # "forward" or "forward+backward"
+    dtype: str
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    peak_mib: float
+    ratio_to_plain: float
+    error: float  # relative, against float64, on a smaller clip
+    plain_error: float
+
+
+def driving_cameras(batch: int, count: int, device: str) -> Cameras:
+    """Clips that drive ahead and turn, a different turn in every sample."""
+    yaw = 0.03 * torch.arange(count, dtype=torch.float64) * torch.linspace(-1, 1, batch, dtype=torch.float64)[:, None]
+    poses = torch.eye(4, dtype=torch.float64).repeat(batch, count, 1, 1)
+    poses[..., 0, 0], poses[..., 2, 2] = yaw.cos(), yaw.cos()
+    poses[..., 0, 2], poses[..., 2, 0] = yaw.sin(), -yaw.sin()
+    poses[..., 0, 3], poses[..., 2, 3] = yaw.sin().cumsum(-1), yaw.cos().cumsum(-1)
+    return Cameras(poses, merope.Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)).to(device)
+
+
+def timed(run: Callable[[], object], repeats: int) -> tuple[float, float, float, float]:
+    """Median, 10th and 90th percentile in milliseconds, and the peak in MiB of one run."""
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    cuts = statistics.quantiles(times, n=10)
+    return statistics.median(times), cuts[0], cuts[-1], peak / 2**20
+
+
+def error_against_float64(method: str, backend: str, dtype: torch.dtype) -> tuple[float, float]:
+    """Relative errors of the method and of plain attention in this dtype, on a clip of 5 cameras."""
+    plan = merope.encoding(method).plan(driving_cameras(1, 5, "cuda"), (5, 7))
+    exact = [torch.randn(1, HEADS, plan.query_tokens, HEAD_DIM, device="cuda", dtype=dtype).double() for _ in range(3)]
+    rounded = [x.to(dtype) for x in exact]
+
+    def relative(ours: Tensor, reference: Tensor) -> float:
+        return float((ours.double() - reference).norm() / reference.norm())
+
+    plain = relative(scaled_dot_product_attention(*rounded), scaled_dot_product_attention(*exact))
+    reference = merope.attend(*exact, plan, backend="sdpa")
+    return relative(merope.attend(*rounded, plan, backend=backend), reference), plain
+
+
+def rows_of(shape: str, dtype: torch.dtype, methods: list[tuple[str, str]], repeats: int) -> list[Row]:
+    """Plain attention first, then every (method, backend) in the same process."""
+    batch, count, height, width = SHAPES[shape]
+    cameras = driving_cameras(batch, count, "cuda")
+    tokens = count * height * width
+    q, k, v = (torch.randn(batch, HEADS, tokens, HEAD_DIM, device="cuda", dtype=dtype) for _ in range(3))
+    rows: list[Row] = []
+    plain_ms: dict[str, float] = {}
+    for method, backend in [("plain", "sdpa"), *methods]:
+        errors = (0.0, 0.0) if method == "plain" else error_against_float64(method, backend, dtype)
+        if not errors[0] <= 2 * errors[1]:
+            raise SystemExit(
+                f"{method}/{backend}: error {errors[0]:.3g} exceeds twice plain attention's {errors[1]:.3g}"
+            )
+        plan = (
+            None
+            if method == "plain"
+            else merope.encoding(method).plan(cameras, (height, width)).to(dtype=torch.float32)
+        )
+        for direction in ("forward", "forward+backward"):
+            run = step(q, k, v, plan, backend, direction)
+            median, p10, p90, peak = timed(run, repeats)
+            plain_ms.setdefault(direction, median)
+            ratio = median / plain_ms[direction]
+            rows.append(Row(shape, method, backend, direction, str(dtype), median, p10, p90, peak, ratio, *errors))
+            name = f"{method}/{backend} {direction}"
+            print(f"{shape:>16}  {name:<30} {median:9.3f} ms  ×{ratio:6.2f}  {peak:8.0f} MiB", flush=True)
+        del plan
+    return rows
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan | None, backend: str, direction: str
+) -> Callable[[], object]:
+    """The call that is timed."""
+
+    def forward() -> Tensor:
+        if plan is None:
+            return scaled_dot_product_attention(q, k, v, scale=1 / math.sqrt(HEAD_DIM))
+        return merope.attend(q, k, v, plan, backend=backend)  # type: ignore[arg-type]
+
+    if direction == "forward":
+        return torch.no_grad()(forward)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    return lambda: torch.autograd.grad(forward().sum(), inputs)
+
+
+def main() -> None:
+    """Run all shapes and write the rows."""
+    parser = argparse.ArgumentParser(description="time attention under camera encodings against plain attention")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file for the rows")
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    methods = [("gta", "sdpa"), ("merope", "sdpa")]
+    rows = [row for shape in options.shapes for row in rows_of(shape, torch.bfloat16, methods, options.repeats)]
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=1))
+
+
+def machine() -> dict[str, str]:
+    """GPU, versions and commit, as every result file carries them."""
+    import triton
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": commit,
+    }
+
+
+if __name__ == "__main__":
+    main()
