@@ -1,7 +1,7 @@
 """Block operators: the tables of small matrices that every camera encoding is made of.
 
 B batch, H head, G group (the query's camera), R table row, N token, L distinct matrices per token, s size of a matrix,
-C channels of the block. Sizes of 1 in B, H and G are shared by all.
+C channels of the block. Sizes of 1 in B, H and G are shared by all; other sizes of H are groups of neighbouring heads.
 """
 
 from dataclasses import dataclass, replace
@@ -83,6 +83,14 @@ class Operator:
             if table.shape[dim] > 1:
                 table = table[(slice(None),) * dim + (keep,)]
         return replace(self, table=table)
+
+    def for_heads(self, heads: int) -> Self:
+        """The operator of `heads` heads: a table of A head groups serves head h with group h·A // heads."""
+        groups = self.table.shape[1]
+        if groups in (1, heads):
+            return self
+        chosen = torch.arange(heads, device=self.table.device) * groups // heads
+        return replace(self, table=self.table.index_select(1, chosen))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same operator elsewhere or in another precision."""

@@ -35,6 +35,10 @@ class Block:
         return replace(self, query=None if self.query is None else change(self.query), key=change(self.key))
 
     @property
+    def operators(self) -> tuple[Operator, ...]:
+        return (self.key,) if self.query is None else (self.query, self.key)
+
+    @property
     def channels(self) -> slice:
         return slice(self.start, self.stop)
 
@@ -137,6 +141,13 @@ class AttentionPlan:
             query_has_camera=keep(self.query_has_camera),
             key_has_camera=keep(self.key_has_camera),
         )
+
+    def for_heads(self, heads: int) -> Self:
+        """The plan with its tables laid out for a number of heads, where an encoding treats heads differently."""
+        if all(operator.table.shape[1] in (1, heads) for block in self.blocks for operator in block.operators):
+            return self
+        blocks = tuple(block.map(lambda operator: operator.for_heads(heads)) for block in self.blocks)
+        return replace(self, blocks=blocks)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same plan on another device, or with tables in another precision (float32 or float64)."""

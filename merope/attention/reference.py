@@ -19,6 +19,7 @@ def attend_reference(
     Costs Nk·d² numbers and a Python step per (sample, head, query token): for tests and small examples.
     """
     batch, heads, query_tokens, _ = q.shape
+    plan = plan.for_heads(heads)
     samples = [
         torch.stack([_attend_head(q[b, h], k[b, h], v[b, h], plan, b, h) for h in range(heads)]) for b in range(batch)
     ]

@@ -28,6 +28,7 @@ def attend_sdpa(
     memory_budget: int,  # bytes
 ) -> Tensor:  # [B, H, Nq, d]
     """Attention under `plan` with at most `memory_budget` bytes beyond inputs, plan and output."""
+    plan = plan.for_heads(q.shape[1])
     held, per_group, ending = _bytes_needed(q, k, plan)
     needed = max(held + per_group, ending)
     if needed > memory_budget:

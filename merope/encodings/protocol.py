@@ -2,17 +2,28 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
 
 from merope.attention.plan import AttentionPlan, Block
 from merope.encodings.tokens import Times, Tokens, query_and_key_tokens
+from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 
 
 @dataclass(frozen=True)
 class Encoding(ABC):
-    """A camera encoding of heads with `head_dim` channels. To add one, write `blocks`."""
+    """A camera encoding of heads with `head_dim` channels. To add one, write `blocks`.
+
+    transform_values: U acts on values and output too (paper, Eq. 1); False: on the logits only.
+    """
 
     head_dim: int = 128
+    transform_values: bool = True
+
+    content_channels: ClassVar[int] = 0
+    """Numbers per token that `plan` must be given as `content`; 0 for encodings that are pure geometry."""
 
     @abstractmethod
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
@@ -29,16 +40,22 @@ class Encoding(ABC):
         key_times: Times | None = None,
         extra_tokens: int = 0,
         key_extra_tokens: int | None = None,
+        content: Tensor | None = None,  # [B, N, content_channels]
+        key_content: Tensor | None = None,
     ) -> AttentionPlan:
         """Operators of all query and key tokens of a clip, built once and shared by all layers and steps.
 
         cameras, grid: the query side. Tokens are camera-major, then row-major, then `extra_tokens` without a camera.
-        key, key_grid, key_times, key_extra_tokens: the key side of cross-attention; without `key` it is the query side.
+        key, key_grid, …: the key side of cross-attention; without `key` it is the query side.
         times: latent-frame index of every camera, by default 0, 1, 2, …
+        content: what the model predicts of every token (a depth, say), for encodings that read it; such a plan belongs
+            to one layer and one step.
         """
         query_side, key_side = query_and_key_tokens(
-            cameras, grid, key, key_grid, times, key_times, extra_tokens, key_extra_tokens
+            cameras, grid, key, key_grid, times, key_times, extra_tokens, key_extra_tokens, content, key_content
         )
+        self._check_content(query_side, "content")
+        self._check_content(key_side, "content" if key is None else "key_content")
         return AttentionPlan(
             head_dim=self.head_dim,
             blocks=self.blocks(query_side, key_side),
@@ -46,4 +63,11 @@ class Encoding(ABC):
             tokens_per_camera=query_side.patches,
             query_has_camera=query_side.has_camera,
             key_has_camera=key_side.has_camera,
+            transform_values=self.transform_values,
         )
+
+    def _check_content(self, tokens: Tokens, name: str) -> None:
+        got = 0 if tokens.content is None else tokens.content.shape[-1]
+        if got != self.content_channels:
+            fix = "pass the output of the depth head" if self.content_channels else "this encoding reads geometry only"
+            raise invalid(name, f"of {self.content_channels} channels for {type(self).__name__}", got, fix)

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Lens
 from merope.geometry.rays import check_grid
 
 Times = Tensor | Sequence[float]
@@ -25,11 +26,15 @@ class Tokens:
     before anything is computed. Extra tokens stand after the cameras' tokens, have no camera, and sit at position 0.
     """
 
+    lens: Lens  # parameters are numbers or [V] or [B, V]
+    grid: tuple[int, int]  # rows, columns
+    world_from_camera: Tensor  # [B, V, 4, 4] as given, for encodings that live in a fixed world frame
     origin_from_camera: Tensor  # [B, V, 4, 4]
     rays: Tensor  # [B or 1, V, P, 3] unit, camera frame; (0, 0, 1) where the lens sees nothing
     positions: Tensor  # [B or 1, N, 3] time (latent frames), patch column, patch row
     has_camera: Tensor  # bool [B or 1, N]
     camera_of: Tensor  # int64 [N], V for extra tokens
+    content: Tensor | None  # [B or 1, N, c], what the model predicts of each token, for encodings that read it
     dtype: torch.dtype  # of the tables to be made
 
     @property
@@ -71,13 +76,15 @@ def query_and_key_tokens(
     key_times: Times | None,
     extra_tokens: int,
     key_extra_tokens: int | None,
+    content: Tensor | None,  # [B, N, c]
+    key_content: Tensor | None,
 ) -> tuple[Tokens, Tokens]:
     """Validate the arguments of `Encoding.plan` and resolve both sides; without `key`, keys are the queries."""
-    if key is None and not (key_grid is None and key_times is None and key_extra_tokens is None):
-        expected = "given when key_grid, key_times or key_extra_tokens are"
+    if key is None and not all(x is None for x in (key_grid, key_times, key_extra_tokens, key_content)):
+        expected = "given when key_grid, key_times, key_extra_tokens or key_content is"
         raise invalid("key", expected, None, "pass the Cameras of the key side")
     origin = cameras.origin()
-    query_side = _tokens(cameras, check_grid(grid), times, extra_tokens, origin, "")
+    query_side = _tokens(cameras, check_grid(grid), times, extra_tokens, content, origin, "")
     if key is None:
         return query_side, query_side
     if key.device != cameras.device:
@@ -86,30 +93,51 @@ def query_and_key_tokens(
     if len(batches) > 1:
         raise invalid("key", "of the batch size of cameras", sorted(batches), "give both sides the same clips")
     grid = check_grid(key_grid, "key_grid") if key_grid is not None else grid
-    key_side = _tokens(key, grid, key_times, key_extra_tokens or 0, origin, "key_")
+    key_side = _tokens(key, grid, key_times, key_extra_tokens or 0, key_content, origin, "key_")
     dtype = torch.promote_types(cameras.dtype, key.dtype)
     return replace(query_side, dtype=dtype), replace(key_side, dtype=dtype)
 
 
 def _tokens(
-    cameras: Cameras, grid: tuple[int, int], times: Times | None, extra: int, origin: Tensor, prefix: str
+    cameras: Cameras,
+    grid: tuple[int, int],
+    times: Times | None,
+    extra: int,
+    content: Tensor | None,
+    origin: Tensor,
+    prefix: str,
 ) -> Tokens:
     if not isinstance(extra, int) or extra < 0:
         fix = "count the tokens that follow those of the cameras"
         raise invalid(f"{prefix}extra_tokens", "an int ≥ 0", repr(extra), fix)
     rays, valid = cameras.rays(grid)
-    poses = cameras.relative_to(origin)
     if valid.ndim == 2:
         rays, valid = rays[None], valid[None]
-    camera_of = torch.arange(cameras.count, device=poses.device).repeat_interleave(valid.shape[-1])
+    poses, world_poses = cameras.relative_to(origin), cameras.world_from_camera
+    camera_of = torch.arange(cameras.count, device=cameras.device).repeat_interleave(valid.shape[-1])
     return Tokens(
+        lens=cameras.lens,
+        grid=grid,
+        world_from_camera=world_poses if world_poses.ndim == 4 else world_poses[None],
         origin_from_camera=poses if poses.ndim == 4 else poses[None],
         rays=rays,
         positions=_positions(_check_times(times, cameras, f"{prefix}times"), grid, extra),
         has_camera=pad(valid.flatten(1), (0, extra), value=False),
         camera_of=pad(camera_of, (0, extra), value=cameras.count),
+        content=_check_content(content, camera_of.shape[0] + extra, f"{prefix}content"),
         dtype=cameras.dtype,
     )
+
+
+def _check_content(content: Tensor | None, tokens: int, name: str) -> Tensor | None:  # [B or 1, N, c]
+    if content is None:
+        return None
+    if content.ndim != 3 or content.shape[1] != tokens or not content.is_floating_point():
+        got = f"{content.dtype} {list(content.shape)}"
+        raise invalid(
+            name, f"floating point [batch, {tokens}, channels]", got, "predict one row per token of that side"
+        )
+    return content
 
 
 def _check_times(times: Times | None, cameras: Cameras, name: str) -> Tensor:  # [B or 1, V] float64

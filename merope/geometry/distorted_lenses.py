@@ -201,8 +201,7 @@ def _undistort(
 ) -> tuple[Tensor, Tensor]:  # [..., 2], bool [...]
     """Perspective coordinates within `max_tangent` whose distortion is `target`, and where they were found."""
     tolerance = torch.finfo(target.dtype).eps ** 0.75 * (1.0 + target.norm(dim=-1))  # the next step squares the error
-    # The radial curve is concave at its maximum: from inside, Newton's method approaches it without overshooting.
-    plane = _confined(target, 0.9 * max_tangent)
+    plane = _confined(target, max_tangent)
     for _ in range(NEWTON_STEPS):
         better, error = _newton_step(plane, target, coefficients)
         plane, found = _confined(better, max_tangent), error.norm(dim=-1) <= tolerance

@@ -6,7 +6,7 @@ from scenes import FISHEYE, PINHOLE, random_poses, random_rotations
 
 from merope import Cameras, Pinhole
 from merope.geometry.poses import inverse, orthonormalise, relative
-from merope.geometry.rays import patch_centres, patch_rays
+from merope.geometry.rays import patch_pixels, patch_rays
 
 
 def test_relative_is_inverse_times_pose() -> None:
@@ -36,9 +36,9 @@ def test_orthonormalise_repairs_rounding_and_has_gradients() -> None:
 
 
 def test_patch_centres_are_the_centres_of_patches() -> None:
-    centres = patch_centres(Pinhole(1.0, 1.0, 0.0, 0.0, 6, 4), (2, 3))
+    centres = patch_pixels(Pinhole(1.0, 1.0, 0.0, 0.0, 6, 4), (2, 3))
     assert centres.tolist() == [[1, 1], [3, 1], [5, 1], [1, 3], [3, 3], [5, 3]]
-    assert patch_centres(Pinhole(1.0, 1.0, 0.0, 0.0, 2, 2), (2, 2))[0].tolist() == [0.5, 0.5]
+    assert patch_pixels(Pinhole(1.0, 1.0, 0.0, 0.0, 2, 2), (2, 2))[0].tolist() == [0.5, 0.5]
 
 
 def test_every_camera_may_have_its_own_lens() -> None:

@@ -39,6 +39,7 @@ LENSES: dict[str, Lens] = {
     "brown-none": BrownConrady(**FOCAL, **SIZE),
     "brown": BrownConrady(**FOCAL, **SIZE, **BROWN),
     "rational": BrownConrady(**FOCAL, **SIZE, **RATIONAL),
+    "brown-pincushion": BrownConrady(**FOCAL, **SIZE, k1=0.3, k2=0.1, k3=0.05),
     "brown-folding": BrownConrady(**FOCAL, **SIZE, **FOLDING),
     "fisheye-none": KannalaBrandt(**FOCAL, **SIZE),
     "fisheye": KannalaBrandt(**FOCAL, **SIZE, **FISHEYE),
@@ -362,9 +363,11 @@ def nasty_points(lens: Lens, dtype: torch.dtype) -> Tensor:  # [n, 3]
     angles = torch.tensor([0.0, math.pi], dtype=dtype)
     rim = last_and_first_off(lambda angle: lens.project(direction(angle))[1], *angles)
     axes = torch.eye(3, dtype=dtype)
-    values = [[1e-9, 0.0, 1.0], [1e-9, 0.0, -1.0], [1.0, 1.0, 1e-12], [math.inf, 0.0, 1.0], [0.0, math.nan, 1.0]]
-    extremes = [0.0 * axes, axes, -axes, 1e-30 * axes, -1e-18 * axes, 1e30 * axes, -1e38 * axes]
-    return torch.cat([*extremes, torch.tensor(values, dtype=dtype), torch.stack([direction(angle) for angle in rim])])
+    extremes = [scale * axes for scale in (0.0, 1.0, -1.0, 1e-38, -1e-18, 1e30, -1e38)]
+    near_axis = [[1e-9, 0.0, 1.0], [1e-9, 0.0, -1.0], [1e-22, 1.0, 0.0], [1e-160, -1.0, 0.0], [1.0, 1.0, 1e-12]]
+    unreal = [[math.inf, 0.0, 1.0], [0.0, math.nan, 1.0]]
+    others = torch.tensor([*near_axis, *unreal], dtype=dtype)
+    return torch.cat([*extremes, others, torch.stack([direction(angle) for angle in rim])])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
