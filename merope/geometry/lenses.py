@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from merope.errors import invalid
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -62,7 +64,7 @@ def settle_parameters(lens: "DataclassInstance", **conditions: Condition) -> Non
     for name in ("width", "height"):
         size = getattr(lens, name)
         if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-            raise ValueError(f"{name} must be a positive int, got {size!r}; pass the image size in pixels")
+            raise invalid(name, "a positive int", repr(size), "pass the image size in pixels")
     names = [f.name for f in fields(lens) if f.init and f.name not in ("width", "height")]
     parameters = {name: as_parameter(name, getattr(lens, name), conditions.get(name, FINITE)) for name in names}
     for name, value in parameters.items():
@@ -71,7 +73,7 @@ def settle_parameters(lens: "DataclassInstance", **conditions: Condition) -> Non
         object.__setattr__(lens, "batch_shape", torch.broadcast_shapes(*(p.shape for p in parameters.values())))
     except RuntimeError:
         got = ", ".join(f"{name} {list(p.shape)}" for name, p in parameters.items())
-        raise ValueError(f"parameter shapes must broadcast together, got {got}; give all the cameras' shape") from None
+        raise invalid("parameter shapes", "broadcastable", got, "give all of them the shape of the cameras") from None
 
 
 def as_parameter(name: str, value: object, condition: Condition = FINITE) -> Tensor:  # [*batch]
@@ -79,10 +81,10 @@ def as_parameter(name: str, value: object, condition: Condition = FINITE) -> Ten
     if isinstance(value, Real):
         value = torch.tensor(float(value), dtype=torch.float64)
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise ValueError(f"{name} must be a number or a floating-point tensor, got {value!r}; convert it to one")
+        raise invalid(name, "a number or a floating-point tensor", repr(value), "convert it to one")
     expected, holds = condition
     if not bool((value.isfinite() & holds(value)).all()):
-        raise ValueError(f"{name} must be {expected}, got {value.tolist()}; check the calibration")
+        raise invalid(name, expected, value.tolist(), "check the calibration")
     return value
 
 
@@ -102,13 +104,13 @@ def fitted(lens: Lens, name: str, coordinates: Tensor, size: int) -> Tensor:  # 
     """Check pixels or points [..., size] and expand their leading dimensions to the batch shape of the lens."""
     if coordinates.dtype not in (torch.float32, torch.float64):
         fix = f"pass {name}.float(); half precision cannot tell neighbouring pixels apart"
-        raise ValueError(f"{name} must be floating point, float32 or float64, got {coordinates.dtype}; {fix}")
+        raise invalid(name, "floating point, float32 or float64", coordinates.dtype, fix)
     if coordinates.dim() == 0 or coordinates.shape[-1] != size:
-        raise ValueError(f"{name} must be [..., {size}], got {list(coordinates.shape)}; put the coordinates last")
+        raise invalid(name, f"[..., {size}]", list(coordinates.shape), "put the coordinates last")
     batch, leading = lens.batch_shape, coordinates.shape[:-1]
     if len(leading) < len(batch) or any(n != b and 1 not in (n, b) for n, b in zip(leading, batch, strict=False)):
         fix = "lead with one dimension, of that size or 1, per batch dimension"
-        raise ValueError(f"{name} must be [*{list(batch)}, ..., {size}], got {list(coordinates.shape)}; {fix}")
+        raise invalid(name, f"[*{list(batch)}, ..., {size}]", list(coordinates.shape), fix)
     return coordinates.expand(*torch.broadcast_shapes(leading, batch + (1,) * (len(leading) - len(batch))), size)
 
 
@@ -243,7 +245,7 @@ class UnifiedCamera:
         reach_deg = 2.0 * torch.rad2deg(torch.acos(-_reach(mirror)))
         if not bool(((fov > 0.0) & (fov < reach_deg)).all()):
             expected = f"above 0 and below {reach_deg.tolist()}, the reach of xi = {mirror.tolist()}"
-            raise ValueError(f"x_fov_deg must be {expected}, got {fov.tolist()}; narrow it or move xi towards 1")
+            raise invalid("x_fov_deg", expected, fov.tolist(), "narrow it or move xi towards 1")
         half = torch.deg2rad(fov) / 2.0
         focal = (width / 2.0) * (half.cos() + mirror) / half.sin()
         return cls(focal, focal, width / 2.0, height / 2.0, mirror, width, height)

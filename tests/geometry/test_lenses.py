@@ -1,8 +1,7 @@
 """Lens models: round trips, agreement with OpenCV and COLMAP, batches, gradients and refusals."""
 
 import math
-from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -11,69 +10,27 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lens_zoo import (
+    FISHEYE,
+    FOCAL,
+    LENSES,
+    RATIONAL,
+    SIZE,
+    UNIFIED_FOV,
+    H,
+    W,
+    batched,
+    each_lens,
+    parameter_names,
+    points_in_view,
+    random_pixels,
+    random_points,
+    typical_lens,
+)
 from torch import Tensor
 
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
-from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, Pinhole, UnifiedCamera
-
-W, H = 640, 480
-FOCAL = {"fx": 250.0, "fy": 260.0, "cx": 321.0, "cy": 238.0}
-SIZE = {"width": W, "height": H}
-BROWN = {"k1": -0.28, "k2": 0.09, "p1": 1e-3, "p2": -8e-4, "k3": -0.01}
-RATIONAL = {"k1": 0.5, "k2": -0.2, "p1": 1e-3, "p2": -8e-4, "k3": 0.05, "k4": 0.8, "k5": -0.1, "k6": 0.02}
-# Tangential distortion that, far out, sends directions to the opposite side of the image.
-FOLDING = {"k1": -0.16, "k2": 0.17, "p1": -0.0021, "p2": -0.0035, "k3": 0.17, "k4": -0.05, "k5": 0.23, "k6": 0.31}
-FISHEYE = {"k1": 0.02, "k2": -0.01, "k3": 0.003, "k4": -0.0005}
-UNIFIED_FOV = {0.0: 120.0, 0.5: 180.0, 0.8: 200.0, 1.0: 200.0, 1.66: 200.0, 2.25: 200.0, 2.3: 200.0}
-
-LENSES: dict[str, Lens] = {
-    "pinhole": Pinhole(**FOCAL, **SIZE),
-    **{f"unified-{xi}": UnifiedCamera.from_fov(fov, xi, W, H) for xi, fov in UNIFIED_FOV.items()},
-    "extended-pinhole": ExtendedUnified(**FOCAL, alpha=0.0, beta=1.0, **SIZE),
-    "extended-0.4": ExtendedUnified(**FOCAL, alpha=0.4, beta=0.9, **SIZE),
-    "extended-0.7": ExtendedUnified(**FOCAL, alpha=0.7, beta=1.1, **SIZE),
-    "extended-parallel": ExtendedUnified(**FOCAL, alpha=1.0, beta=1.0, **SIZE),
-    "sphere-negative": DoubleSphere(**FOCAL, xi=-0.2, alpha=0.59, **SIZE),
-    "sphere-positive": DoubleSphere(**FOCAL, xi=0.5, alpha=0.4, **SIZE),
-    "sphere-limit": DoubleSphere(**FOCAL, xi=1.0, alpha=0.8, **SIZE),
-    "brown-none": BrownConrady(**FOCAL, **SIZE),
-    "brown": BrownConrady(**FOCAL, **SIZE, **BROWN),
-    "rational": BrownConrady(**FOCAL, **SIZE, **RATIONAL),
-    "brown-pincushion": BrownConrady(**FOCAL, **SIZE, k1=0.3, k2=0.1, k3=0.05),
-    "brown-folding": BrownConrady(**FOCAL, **SIZE, **FOLDING),
-    "fisheye-none": KannalaBrandt(**FOCAL, **SIZE),
-    "fisheye": KannalaBrandt(**FOCAL, **SIZE, **FISHEYE),
-    "fisheye-turning": KannalaBrandt(**FOCAL, **SIZE, k1=-0.1, k2=-0.02),
-    "panorama": Equirectangular(W, H),
-}
-# One lens of each kind, away from every limit of its parameters.
-TYPICAL = ("pinhole", "unified-1.66", "extended-0.7", "sphere-negative", "rational", "fisheye", "panorama")
-
-each_lens = pytest.mark.parametrize("lens", LENSES.values(), ids=LENSES.keys())
-typical_lens = pytest.mark.parametrize("lens", [LENSES[name] for name in TYPICAL], ids=TYPICAL)
-
-
-def random_pixels(*shape: int, seed: int = 0, margin: float = 0.0) -> Tensor:  # [*shape, 2]
-    uniform = torch.rand(*shape, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return (margin + (1.0 - 2.0 * margin) * uniform) * torch.tensor([W, H])
-
-
-def random_points(*shape: int, seed: int = 0) -> Tensor:  # [*shape, 3]
-    generator = torch.Generator().manual_seed(seed)
-    directions = torch.randn(*shape, 3, dtype=torch.float64, generator=generator)
-    return directions * 10.0 ** (4.0 * torch.rand(*shape, 1, dtype=torch.float64, generator=generator) - 2.0)
-
-
-def points_in_view(count: int, half_angle_deg: float, seed: int = 0) -> Tensor:  # [count, 3]
-    generator = torch.Generator().manual_seed(seed)
-    angle, azimuth, distance = torch.rand(3, count, dtype=torch.float64, generator=generator)
-    angle, azimuth = angle * math.radians(half_angle_deg), azimuth * 2.0 * math.pi
-    directions = (angle.sin() * azimuth.cos(), angle.sin() * azimuth.sin(), angle.cos())
-    return torch.stack(directions, dim=-1) * (0.1 + distance[:, None])
-
-
-def parameter_names(lens: Lens) -> list[str]:
-    return [f.name for f in fields(lens) if f.init and f.name not in SIZE]
+from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, UnifiedCamera
 
 
 def assert_pixels_survive(lens: Lens, pixels: Tensor) -> Tensor:
@@ -283,12 +240,6 @@ def test_limits_are_found_per_camera() -> None:
     assert brown.max_tangent[1] < 2.0
 
 
-def batched(lens: Lens, shape: tuple[int, ...]) -> Lens:
-    """The lens with parameters that differ a little from camera to camera."""
-    factors = 1.0 - 0.02 * torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
-    return replace(lens, **{name: getattr(lens, name) * factors for name in parameter_names(lens)})
-
-
 @typical_lens
 def test_batch_equals_loop_over_cameras(lens: Lens) -> None:
     if isinstance(lens, Equirectangular):
@@ -338,126 +289,3 @@ def test_to_moves_the_parameters(lens: Lens) -> None:
     assert type(lens_32) is type(lens)
     assert all(getattr(lens_32, name).dtype == torch.float32 for name in parameter_names(lens))
     assert all(getattr(lens, name).dtype == torch.float64 for name in parameter_names(lens))
-
-
-def last_and_first_off(holds: Callable[[Tensor], Tensor], inside: Tensor, outside: Tensor) -> list[Tensor]:
-    """The adjacent pair of inputs between which a condition changes, if it does."""
-    for _ in range(60):
-        middle = (inside + outside) / 2.0
-        inside, outside = (middle, outside) if bool(holds(middle)) else (inside, middle)
-    return [inside, outside]
-
-
-def nasty_pixels(lens: Lens, dtype: torch.dtype) -> Tensor:  # [n, 2]
-    centre = lens.project(torch.tensor([0.0, 0.0, 1.0], dtype=dtype))[0].detach()
-    far = centre + torch.tensor([3e3, 1e3], dtype=dtype)
-    rim = last_and_first_off(lambda pixel: lens.unproject(pixel)[1], centre, far)
-    values = [[0.0, 0.0], [W, H], [1e30, -1e30], [math.inf, 0.0], [math.nan, 5.0], [1e8, 240.0]]
-    return torch.stack([centre, far, *rim, *torch.tensor(values, dtype=dtype)])
-
-
-def nasty_points(lens: Lens, dtype: torch.dtype) -> Tensor:  # [n, 3]
-    def direction(angle: Tensor) -> Tensor:
-        return torch.stack((0.6 * angle.sin(), 0.8 * angle.sin(), angle.cos()))
-
-    angles = torch.tensor([0.0, math.pi], dtype=dtype)
-    rim = last_and_first_off(lambda angle: lens.project(direction(angle))[1], *angles)
-    axes = torch.eye(3, dtype=dtype)
-    extremes = [scale * axes for scale in (0.0, 1.0, -1.0, 1e-38, -1e-18, 1e30, -1e38)]
-    near_axis = [[1e-9, 0.0, 1.0], [1e-9, 0.0, -1.0], [1e-22, 1.0, 0.0], [1e-160, -1.0, 0.0], [1.0, 1.0, 1e-12]]
-    unreal = [[math.inf, 0.0, 1.0], [0.0, math.nan, 1.0]]
-    others = torch.tensor([*near_axis, *unreal], dtype=dtype)
-    return torch.cat([*extremes, others, torch.stack([direction(angle) for angle in rim])])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@each_lens
-def test_values_and_gradients_are_always_finite(lens: Lens, dtype: torch.dtype) -> None:
-    for method, nasty, neutral in (("unproject", nasty_pixels, [0.0, 0.0, 1.0]), ("project", nasty_points, None)):
-        inputs = nasty(lens, dtype).requires_grad_()
-        parameters = {name: getattr(lens, name).to(dtype, copy=True).requires_grad_() for name in parameter_names(lens)}
-        values, valid = getattr(replace(lens, **parameters), method)(inputs)
-        neutral = lens.project(torch.tensor([0.0, 0.0, 1.0], dtype=dtype))[0].tolist() if neutral is None else neutral
-        assert values.isfinite().all()
-        assert not valid[~inputs.isfinite().all(dim=-1)].any()
-        assert all(value == neutral for value in values[~valid].tolist())
-        weights = torch.randn(values.shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
-        leaves = [inputs, *parameters.values()]
-        for gradient in torch.autograd.grad((values * weights).sum(), leaves, allow_unused=True):
-            assert gradient is None or gradient.isfinite().all()
-
-
-@each_lens
-def test_gradients_are_exact(lens: Lens) -> None:
-    pixels = random_pixels(3, seed=1, margin=0.3)
-    rays, valid = lens.unproject(pixels)
-    assert valid.all()
-    names = parameter_names(lens)
-    # At xi = 0, alpha = 0 or 1 and the like, a finite difference would leave the range of the parameter.
-    free = [name for name in names if name not in ("xi", "alpha") or 0.0 < abs(float(getattr(lens, name))) < 1.0]
-    values = [getattr(lens, name).clone().requires_grad_() for name in free]
-
-    for method, inputs in (("unproject", pixels), ("project", 2.0 * rays)):
-
-        def transform(coordinates: Tensor, *parameters: Tensor, method: str = method) -> Tensor:
-            return getattr(replace(lens, **dict(zip(free, parameters, strict=True))), method)(coordinates)[0]
-
-        assert torch.autograd.gradcheck(transform, (inputs.clone().requires_grad_(), *values), rtol=1e-5, atol=1e-5)
-
-
-BAD_COMMON = {
-    "width": (0, 640.0, True),
-    "height": (-3, None),
-    "fx": (0.0, math.nan, torch.tensor([500]), "500"),
-    "fy": (-1.0, math.inf, torch.tensor([500.0, 0.0])),
-    "cx": (math.inf, None),
-    "cy": (torch.tensor([1.0, math.nan]),),
-}
-BAD_OWN = {
-    "pinhole": {},
-    "unified-1.0": {"xi": (-0.1, math.inf)},
-    "extended-0.7": {"alpha": (-0.1, torch.tensor([0.5, 1.1])), "beta": (0.0, -1.0)},
-    "sphere-negative": {"xi": (-1.0, 1.01), "alpha": (-0.1, 1.5)},
-    "brown": dict.fromkeys(RATIONAL, (math.nan,)),
-    "fisheye": dict.fromkeys(FISHEYE, (math.inf,)),
-}
-
-
-@pytest.mark.parametrize("lens_name", BAD_OWN)
-def test_refuses_bad_parameters(lens_name: str) -> None:
-    for name, values in {**BAD_COMMON, **BAD_OWN[lens_name]}.items():
-        for value in values:
-            with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*; "):
-                replace(LENSES[lens_name], **{name: value})
-
-
-def test_refuses_shapes_that_do_not_broadcast() -> None:
-    with pytest.raises(ValueError, match=r"parameter shapes .*fx \[2\].*cy \[3\]"):
-        replace(LENSES["pinhole"], fx=torch.full((2,), 500.0), cy=torch.zeros(3))
-
-
-@pytest.mark.parametrize(("xi", "fov"), [(0.0, 180.0), (0.5, 250.0), (2.25, 235.0), (1.0, 360.0), (0.5, 0.0)])
-def test_from_fov_refuses_what_the_lens_cannot_reach(xi: float, fov: float) -> None:
-    with pytest.raises(ValueError, match=r"^x_fov_deg must be .*, got .*; "):
-        UnifiedCamera.from_fov(fov, xi, W, H)
-    with pytest.raises(ValueError, match=r"^xi must be .*, got .*; "):
-        UnifiedCamera.from_fov(90.0, -0.5, W, H)
-
-
-@typical_lens
-@pytest.mark.parametrize(("method", "name", "size"), [("unproject", "pixels", 2), ("project", "points", 3)])
-def test_refuses_bad_coordinates(lens: Lens, method: str, name: str, size: int) -> None:
-    for bad in (torch.ones(4, size, dtype=torch.long), torch.ones(4, size, dtype=torch.bfloat16)):
-        with pytest.raises(ValueError, match=rf"^{name} must be floating point"):
-            getattr(lens, method)(bad)
-    for bad in (torch.ones(4, size + 1), torch.tensor(1.0)):
-        with pytest.raises(ValueError, match=rf"^{name} must be \[\.\.\., {size}\]"):
-            getattr(lens, method)(bad)
-
-
-@pytest.mark.parametrize(("method", "name", "size"), [("unproject", "pixels", 2), ("project", "points", 3)])
-def test_refuses_coordinates_of_another_batch(method: str, name: str, size: int) -> None:
-    lens = batched(LENSES["pinhole"], (2, 3))
-    for shape in ((3, 2, 5, size), (2, size), (size,)):
-        with pytest.raises(ValueError, match=rf"^{name} must be \[\*\[2, 3\].*got \[{', '.join(map(str, shape))}\]"):
-            getattr(lens, method)(torch.ones(shape))
