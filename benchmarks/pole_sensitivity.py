@@ -38,15 +38,18 @@ def direction(angle_rad: float, azimuth_rad: float, backward: bool) -> Tensor:  
 
 
 def sensitivity(kind: str, pole_angle_deg: float, ray_angle_deg: float) -> float:
-    """Turn of the frame per turn of the epipole, for a sideways nudge."""
-    ray = direction(math.radians(ray_angle_deg), 0.4, backward=False)
+    """Largest turn of the frame per turn of the epipole, over where the epipole stands and which way it moves."""
+    ray = direction(math.radians(ray_angle_deg), 0.0, backward=False)
     angle = math.radians(pole_angle_deg)
-    before, after = (
-        anchor_frame(kind, ray, direction(angle, azimuth, backward=True)) for azimuth in (1.3, 1.3 + NUDGE)
-    )
-    turn = before.mT @ after
-    skew = torch.stack((turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1])) / 2
-    return float(torch.asin(skew.norm().clamp(max=1))) / (NUDGE * math.sin(angle))
+    step = NUDGE * math.sin(angle)
+    ratios = []
+    for azimuth in torch.linspace(0, 2 * math.pi, 24, dtype=torch.float64).tolist():
+        before = anchor_frame(kind, ray, direction(angle, azimuth, backward=True))
+        for moved in (direction(angle, azimuth + NUDGE, True), direction(angle + step, azimuth, True)):
+            turn = before.mT @ anchor_frame(kind, ray, moved)
+            skew = torch.stack((turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1])) / 2
+            ratios.append(float(torch.asin(skew.norm().clamp(max=1))) / step)
+    return max(ratios)
 
 
 def main() -> None:

@@ -5,12 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from merope import Cameras, Pinhole, UnifiedCamera
+from merope import AttentionPlan, Cameras, Lens, Pinhole, UnifiedCamera, attend
 from merope.geometry.poses import rigid
 from merope.geometry.quaternions import matrix_from_quaternion
 
 PINHOLE = Pinhole(120.0, 125.0, 128.0, 70.0, 256, 144)
 FISHEYE = UnifiedCamera.from_fov(195.0, 2.13, 256, 144)
+RIMMED = UnifiedCamera(60.0, 60.0, 100.0, 72.0, 1.8, 256, 144)  # its corners see nothing
 
 
 def random_rotations(*shape: int, seed: int = 0) -> Tensor:  # [*shape, 3, 3] float64
@@ -62,3 +63,17 @@ def degenerate_cameras() -> dict[str, Cameras]:
 def random_qkv(batch: int, heads: int, tokens: int, dim: int, key_tokens: int | None = None) -> tuple[Tensor, ...]:
     shapes = ((batch, heads, n, dim) for n in (tokens, key_tokens or tokens, key_tokens or tokens))
     return tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
+
+
+def mixed_cameras(batch: bool, lens: Lens = RIMMED) -> Cameras:
+    """Three cameras of which some have no pose (their matrices are NaN), by default through a lens with a rim."""
+    poses = random_poses(2, 3) if batch else random_poses(3)
+    has_pose = torch.tensor([[True, False, True], [False, True, True]]) if batch else torch.tensor([True, False, True])
+    poses[~has_pose] = float("nan")
+    return Cameras(poses, lens, has_pose)
+
+
+def assert_backends_agree(plan: AttentionPlan, batch: int = 1, heads: int = 2) -> None:
+    q, k, v = random_qkv(batch, heads, plan.query_tokens, plan.head_dim, plan.key_tokens)
+    reference = attend(q, k, v, plan, backend="reference")
+    assert (attend(q, k, v, plan, backend="sdpa") - reference).abs().max() < 1e-11

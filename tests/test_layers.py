@@ -10,15 +10,19 @@ LAYERS = {
     "attention": {"errors", "geometry"},
     "encodings": {"errors", "geometry", "attention"},
     "demo": {"errors", "geometry", "attention", "encodings"},
-    "cli": {"demo"},
+    "taxonomy": {"errors", "geometry", "attention", "encodings"},
+    "trilemma": {"errors", "geometry", "attention", "encodings"},
+    "cli": {"demo", "taxonomy"},
 }
 
 
 def imported_layers(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("merope."):
-            names.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module != "merope", f"{path}: import from the module that defines it"
+            names |= {node.module.split(".")[1]} if (node.module or "").startswith("merope.") else set()
         elif isinstance(node, ast.Import):
             names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("merope.")}
     return names

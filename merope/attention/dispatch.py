@@ -30,17 +30,22 @@ def attend(
     The result has the dtype of q; transforms run in float32, or in float64 for float64 input.
     """
     _check_tensors(q, k, v, plan)
-    if backend == "reference":
-        return attend_reference(q, k, v, plan)
-    if backend in ("auto", "sdpa"):
-        return attend_sdpa(q, k, v, plan, memory_budget)
+    if not isinstance(memory_budget, int) or memory_budget <= 0:
+        raise invalid("memory_budget", "a positive int, in bytes", repr(memory_budget), "2**30 is 1 GiB")
+    with torch.autocast(q.device.type, enabled=False):  # the dtype of q was chosen by the caller
+        if backend == "reference":
+            return attend_reference(q, k, v, plan)
+        if backend in ("auto", "sdpa"):
+            return attend_sdpa(q, k, v, plan, memory_budget)
     raise invalid("backend", '"auto", "reference" or "sdpa"', repr(backend), 'use "auto"')
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+    plan_batch = plan.batch
     for name, x, tokens in (("q", q, plan.query_tokens), ("k", k, plan.key_tokens), ("v", v, plan.key_tokens)):
-        if x.ndim != 4:
-            raise invalid(name, "[batch, heads, tokens, head_dim]", list(x.shape), "split the heads first")
+        if x.ndim != 4 or 0 in x.shape:
+            expected = "[batch, heads, tokens, head_dim] and not empty"
+            raise invalid(name, expected, list(x.shape), "split the heads first")
         if x.dtype not in FLOATS or x.dtype != q.dtype:
             raise invalid(name, f"floating point, of one dtype with q ({q.dtype})", x.dtype, "cast q, k and v alike")
         if x.device != plan.device:
@@ -53,6 +58,6 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None
             raise invalid(name, f"of the plan's head_dim {plan.head_dim}", x.shape[3], fix)
         if x.shape[:2] != q.shape[:2]:
             raise invalid(name, f"of q's batch and heads {list(q.shape[:2])}", list(x.shape[:2]), "repeat k and v")
-        if plan.batch not in (1, x.shape[0]):
+        if plan_batch not in (1, x.shape[0]):
             fix = "plan for the cameras of every sample"
-            raise invalid(name, f"a batch of the plan's {plan.batch} clips", x.shape[0], fix)
+            raise invalid(name, f"a batch of the plan's {plan_batch} clips", x.shape[0], fix)

@@ -5,6 +5,7 @@ depend on the query's camera g(a) (its group). A plan is built once per clip and
 steps and all guidance passes.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -63,6 +64,9 @@ class AttentionPlan:
     has_cameraless_keys: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        stops = [0, *(block.stop for block in self.blocks)]
+        assert all(block.start >= stop for block, stop in zip(self.blocks, stops, strict=False)), "blocks out of order"
+        assert all(block.camera or block.key.groups == 1 for block in self.blocks), "only camera blocks may be grouped"
         # Decided once, here: reading them off a GPU in every layer would stall it.
         object.__setattr__(self, "cameraless_queries", (~self.query_has_camera).any(0).nonzero().squeeze(-1))
         object.__setattr__(self, "has_cameraless_keys", bool((~self.key_has_camera).any()))
@@ -101,6 +105,8 @@ class AttentionPlan:
         head: int = 0,
     ) -> Tensor:  # [head_dim, head_dim]
         """Dense U_ab of query token a and key token b (paper, Eq. 1 and 11)."""
+        if not 0 <= key_token < self.key_tokens:
+            raise invalid("key_token", f"in 0 … {self.key_tokens - 1}", key_token, "tokens are camera-major")
         return self.operators(query_token, batch, head)[key_token]
 
     def operators(
@@ -110,6 +116,8 @@ class AttentionPlan:
         head: int = 0,
     ) -> Tensor:  # [key tokens, head_dim, head_dim]
         """Dense U_ab of one query token with every key token."""
+        if not 0 <= query_token < self.query_tokens:
+            raise invalid("query_token", f"in 0 … {self.query_tokens - 1}", query_token, "tokens are camera-major")
         tables = [block.key.table for block in self.blocks]
         dtype = tables[0].dtype if tables else torch.float64
         u = torch.eye(self.head_dim, dtype=dtype, device=self.device).repeat(self.key_tokens, 1, 1)
@@ -119,7 +127,8 @@ class AttentionPlan:
             unit = torch.eye(block.stop - block.start, dtype=dtype, device=self.device)
             pair = _dense(block.key, unit, batch, head, group)
             if block.query is not None:
-                pair = _dense(block.query, unit, batch, head, 0)[query_token] @ pair
+                with torch.autocast(self.device.type, enabled=False):
+                    pair = _dense(block.query, unit, batch, head, 0)[query_token] @ pair
             if block.camera:
                 pair = torch.where(related[:, None, None], pair, unit)
             u[:, block.channels, block.channels] = pair
@@ -135,9 +144,8 @@ class AttentionPlan:
         def keep(flags: Tensor) -> Tensor:
             return flags if flags.shape[0] == 1 else flags[batch]
 
-        return replace(
-            self,
-            blocks=tuple(block.map(lambda operator: operator.at(batch, heads, slice(None))) for block in self.blocks),
+        return self._changed(
+            lambda operator: operator.at(batch, heads, slice(None)),
             query_has_camera=keep(self.query_has_camera),
             key_has_camera=keep(self.key_has_camera),
         )
@@ -146,19 +154,22 @@ class AttentionPlan:
         """The plan with its tables laid out for a number of heads, where an encoding treats heads differently."""
         if all(operator.table.shape[1] in (1, heads) for block in self.blocks for operator in block.operators):
             return self
-        blocks = tuple(block.map(lambda operator: operator.for_heads(heads)) for block in self.blocks)
-        return replace(self, blocks=blocks)
+        return self._changed(lambda operator: operator.for_heads(heads))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same plan on another device, or with tables in another precision (float32 or float64)."""
         if dtype not in (None, torch.float32, torch.float64):
             raise invalid("dtype", "torch.float32 or torch.float64", dtype, "transforms never run in half precision")
-        return replace(
-            self,
-            blocks=tuple(block.map(lambda operator: operator.to(device, dtype)) for block in self.blocks),
-            query_has_camera=self.query_has_camera.to(device),
-            key_has_camera=self.key_has_camera.to(device),
-        )
+        names = ("query_has_camera", "key_has_camera", "cameraless_queries")
+        return self._changed(lambda o: o.to(device, dtype), **{name: getattr(self, name).to(device) for name in names})
+
+    def _changed(self, change: Callable[[Operator], Operator], **tensors: Tensor) -> Self:
+        """A copy with changed operators; what was decided at construction still holds and is not decided again."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "blocks", tuple(block.map(change) for block in self.blocks))
+        for name, tensor in tensors.items():
+            object.__setattr__(changed, name, tensor)
+        return changed
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the plan by name, for printing, comparing and saving."""

@@ -14,16 +14,21 @@ def attend_reference(
     v: Tensor,  # [B, H, Nk, d]
     plan: AttentionPlan,
 ) -> Tensor:  # [B, H, Nq, d]
-    """s_ab = q_aᵀ U_ab k_b / √d, α = softmax_b(s), y_a = Σ_b α_ab U_ab v_b, in the dtype of q.
+    """s_ab = q_aᵀ U_ab k_b / √d, α = softmax_b(s), y_a = Σ_b α_ab U_ab v_b.
+
+    Computed in float32, or in float64 for float64 input; the result has the dtype of q.
 
     Costs Nk·d² numbers and a Python step per (sample, head, query token): for tests and small examples.
     """
-    batch, heads, query_tokens, _ = q.shape
-    plan = plan.for_heads(heads)
+    batch, heads, _, _ = q.shape
+    compute = torch.promote_types(q.dtype, torch.float32)
+    plan = plan.for_heads(heads).to(dtype=compute)
+    dtype = q.dtype
+    q, k, v = (x.to(compute) for x in (q, k, v))
     samples = [
         torch.stack([_attend_head(q[b, h], k[b, h], v[b, h], plan, b, h) for h in range(heads)]) for b in range(batch)
     ]
-    return torch.stack(samples).reshape(batch, heads, query_tokens, v.shape[-1])
+    return torch.stack(samples).to(dtype)
 
 
 def _attend_head(
@@ -36,7 +41,7 @@ def _attend_head(
 ) -> Tensor:  # [Nq, d]
     outputs = []
     for token, query in enumerate(q):
-        u = plan.operators(token, batch, head).to(q.dtype)  # [Nk, d, d]
+        u = plan.operators(token, batch, head)  # [Nk, d, d]
         logits = torch.einsum("i,bij,bj->b", query, u, k) / math.sqrt(q.shape[-1])
         values = torch.einsum("bij,bj->bi", u, v) if plan.transform_values else v
         outputs.append(torch.softmax(logits, dim=-1) @ values)

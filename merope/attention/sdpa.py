@@ -10,10 +10,11 @@ carried twice, transformed and plain, and each key fills only its own copy; such
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from merope.attention.plan import AttentionPlan, Block
@@ -27,12 +28,31 @@ def attend_sdpa(
     plan: AttentionPlan,
     memory_budget: int,  # bytes
 ) -> Tensor:  # [B, H, Nq, d]
-    """Attention under `plan` with at most `memory_budget` bytes beyond inputs, plan and output."""
+    """Attention under `plan` with at most `memory_budget` bytes beyond inputs, plan and output.
+
+    Where one query camera of all samples and heads is too much, samples, then heads, are worked through in parts;
+    putting the parts together takes the size of the output once more.
+    """
     plan = plan.for_heads(q.shape[1])
-    held, per_group, ending = _bytes_needed(q, k, plan)
-    needed = max(held + per_group, ending)
-    if needed > memory_budget:
-        return _attend_in_parts(q, k, v, plan, memory_budget, needed)
+    samples, heads = _part_size(q, k, v, plan, memory_budget)
+    if (samples, heads) == q.shape[:2]:
+        return _attend_part(q, k, v, plan, memory_budget)
+    # In training, what the parts keep for the backward pass would add up.
+    attend: Callable[..., Tensor] = partial(_recomputed, _attend_part) if _in_training(q, k, v, plan) else _attend_part
+    rows = []
+    for row, some in enumerate(zip(*(x.split(samples) for x in (q, k, v)), strict=True)):
+        row_plan = plan.at(slice(row * samples, (row + 1) * samples), slice(None))
+        parts = [
+            attend(*part, row_plan.at(slice(None), slice(i * heads, (i + 1) * heads)), memory_budget)
+            for i, part in enumerate(zip(*(x.split(heads, dim=1) for x in some), strict=True))
+        ]
+        rows.append(torch.cat(parts, dim=1))
+    return torch.cat(rows)
+
+
+def _attend_part(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int) -> Tensor:  # [B, H, Nq, d]
+    """Samples and heads of which at least one query camera fits the budget."""
+    held, per_group, _ = _bytes_needed(q, k, v, plan, *q.shape[:2])
     chunk = min(plan.groups, (memory_budget - held) // per_group)
     out = _attend_cameras(q, k, v, plan, chunk)
     if plan.cameraless_queries.numel() == 0:
@@ -52,22 +72,19 @@ def _attend_cameras(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, chunk:
         out = _attend_chunk(turned, k, v, shared_k, shared_v, plan, slice(0, 1))
     else:
         out = _attend_chunks(turned, k, v, shared_k, shared_v, plan, chunk)
-    return _turn_back(out, plan) if plan.transform_values else out
+    return _turn_back(out, plan) if plan.transform_values else out[..., : plan.head_dim]
 
 
 def _attend_chunks(
     turned: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor, plan: AttentionPlan, chunk: int
 ) -> Tensor:  # [B, H, Nq, d']
-    recompute = torch.is_grad_enabled() and any(x.requires_grad for x in (turned, k, v, *plan.tensors().values()))
+    recompute = _in_training(turned, k, v, plan)
     outputs = []
     for start in range(0, plan.groups, chunk):
         groups = slice(start, min(start + chunk, plan.groups))
         queries = turned[:, :, groups.start * plan.tokens_per_camera : groups.stop * plan.tokens_per_camera]
         arguments = (queries, k, v, shared_k, shared_v, plan, groups)
-        if recompute:
-            outputs.append(checkpoint(_attend_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
-        else:
-            outputs.append(_attend_chunk(*arguments))
+        outputs.append(_recomputed(_attend_chunk, *arguments) if recompute else _attend_chunk(*arguments))
     without_camera = plan.query_tokens - plan.groups * plan.tokens_per_camera
     if without_camera:
         outputs.append(outputs[0].new_zeros(*outputs[0].shape[:2], without_camera, outputs[0].shape[-1]))
@@ -85,7 +102,12 @@ def _attend_chunk(
 ) -> Tensor:  # [B, H, g · tokens_per_camera, d']
     count = groups.stop - groups.start
     keys = _expand(shared_k, k, plan, groups)
-    values = _expand(shared_v, v, plan, groups) if plan.transform_values else shared_v.expand(-1, -1, count, -1, -1)
+    if plan.transform_values:
+        values = _expand(shared_v, v, plan, groups)
+    else:
+        # As wide as the keys: fused kernels want one width.
+        wide = pad(shared_v, (0, keys.shape[-1] - plan.head_dim))
+        values = wide.expand(-1, -1, count, -1, -1)
     out = scaled_dot_product_attention(
         turned.unflatten(2, (count, -1)).flatten(1, 2),
         keys.flatten(1, 2),
@@ -159,25 +181,23 @@ def _camera_channels(x: Tensor, plan: AttentionPlan) -> Tensor:  # [..., channel
     return torch.cat([x[..., block.channels] for block in plan.camera_blocks], dim=-1)
 
 
-def _attend_in_parts(
-    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int, needed: int
-) -> Tensor:  # [B, H, Nq, d]
-    """One query camera of all samples and heads is too much for the budget: halve the batch, then the heads."""
-    for dim in (0, 1):
-        if q.shape[dim] > 1:
-            middle = q.shape[dim] // 2
-            parts = []
-            for part in (slice(0, middle), slice(middle, None)):
-                index = (part, slice(None)) if dim == 0 else (slice(None), part)
-                parts.append(attend_sdpa(q[index], k[index], v[index], plan.at(*index), memory_budget))
-            return torch.cat(parts, dim=dim)
-    expected = f"at least {needed} bytes, what one head and one query camera need"
-    raise invalid("memory_budget", expected, memory_budget, "raise it or shorten the clip")
+def _part_size(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int) -> tuple[int, int]:
+    """Samples and heads that can be attended to at once: all, or halves of the samples, or halves of the heads."""
+    samples, heads = q.shape[:2]
+    while True:
+        held, per_group, ending = _bytes_needed(q, k, v, plan, samples, heads)
+        needed = max(held + per_group, ending)
+        if needed <= memory_budget:
+            return samples, heads
+        if samples == heads == 1:
+            expected = f"at least {needed} bytes, what one head and one query camera need"
+            raise invalid("memory_budget", expected, memory_budget, "raise it or shorten the clip")
+        samples, heads = ((samples + 1) // 2, heads) if samples > 1 else (1, (heads + 1) // 2)
 
 
-def _bytes_needed(q: Tensor, k: Tensor, plan: AttentionPlan) -> tuple[int, int, int]:
+def _bytes_needed(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, batch: int, heads: int) -> tuple[int, int, int]:
     """Upper estimates of what is held throughout, what each query camera of a chunk adds, and what the end takes."""
-    (batch, heads, queries, _), keys, item = q.shape, k.shape[2], q.element_size()
+    queries, keys, item = q.shape[2], k.shape[2], q.element_size()
     compute = max(item, 4)
     grouped = [block for block in plan.blocks if block.key.groups > 1]
     carried = (plan.head_dim + plan.has_cameraless_keys * sum(map(_width, plan.camera_blocks))) * item
@@ -188,11 +208,21 @@ def _bytes_needed(q: Tensor, k: Tensor, plan: AttentionPlan) -> tuple[int, int, 
     logits = 3 * plan.tokens_per_camera * item if q.is_cuda and q.dtype == torch.float64 else 0  # no fused kernel
     copies = 2 * plan.has_cameraless_keys * plan.head_dim * item
     expanded = max(2 * carried + max(pieces, logits) + copies, carried + pieces + working + matrices // heads)
-    training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    training = _in_training(q, k, v, plan)
     held = (2 + training) * batch * heads * (queries + keys) * carried
     per_group = (1 + training) * batch * heads * keys * expanded
     ending = held + batch * heads * (2 * queries * carried + max(queries, keys) * working)
     return held, per_group, ending
+
+
+def _recomputed(attend: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """attend(*arguments), run again in the backward pass instead of keeping what it computes."""
+    out: Tensor = checkpoint(attend, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+def _in_training(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *plan.tensors().values()))
 
 
 def _width(block: Block) -> int:

@@ -2,13 +2,33 @@
 
 from typing import Any
 
+from merope.encodings.cape import CaPE
+from merope.encodings.crepe import CRePE
 from merope.encodings.gta import GTA
 from merope.encodings.merope import MeRoPE
 from merope.encodings.none import NoEncoding
+from merope.encodings.prope import PRoPE
 from merope.encodings.protocol import Encoding
+from merope.encodings.raynova import RayNova
+from merope.encodings.rayrope import RayRoPE
+from merope.encodings.ucpe import UCPE
+from merope.encodings.urope import URoPE
+from merope.encodings.viewrope import ViewRope
 from merope.errors import invalid
 
-ENCODINGS: dict[str, type[Encoding]] = {"merope": MeRoPE, "gta": GTA, "none": NoEncoding}
+ENCODINGS: dict[str, type[Encoding]] = {
+    "merope": MeRoPE,
+    "cape": CaPE,
+    "gta": GTA,
+    "prope": PRoPE,
+    "ucpe": UCPE,
+    "raynova": RayNova,
+    "viewrope": ViewRope,
+    "urope": URoPE,
+    "rayrope": RayRoPE,
+    "crepe": CRePE,
+    "none": NoEncoding,
+}
 
 
 def encoding(name: str, **options: Any) -> Encoding:

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from merope.attention.operators import Operator, phasors
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
+from merope.encodings.ray_frames import ray_rotation_block
 from merope.encodings.rotary import native_block
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
@@ -72,23 +73,13 @@ class MeRoPE(Encoding):
         if self.disparity and disparity:
             blocks.append(self._disparity_block(0, query, key))
         if self.rotation and rotation:
-            blocks.append(self._rotation_block(disparity, query, key))
+            blocks.append(ray_rotation_block(disparity, rotation, query, key))
         if self.translation and translation:
             blocks.append(self._translation_block(disparity + rotation, query, key))
         if native:
             start = disparity + rotation + translation
             blocks.append(native_block(start, query, key, self.native_channels, self.native_base))
         return tuple(blocks)
-
-    def _rotation_block(self, start: int, query: Tokens, key: Tokens) -> Block:
-        """A_aᵀ R_iᵀ · R_j A_b on every triplet: it factors per token (paper, Eq. 6)."""
-
-        def ray_frames(tokens: Tokens) -> Tensor:  # [B, N, 3, 3]
-            frames = tokens.origin_from_camera[:, :, None, :3, :3] @ minrot(tokens.rays)
-            return tokens.per_token(frames, torch.eye(3), entry_dims=2)
-
-        query_side, key_side = _matrices(ray_frames(query).mT, query.dtype), _matrices(ray_frames(key), key.dtype)
-        return Block("rotation", start, start + self.channels[1], query_side, key_side, camera=True)
 
     def _translation_block(self, start: int, query: Tokens, key: Tokens) -> Block:
         """Rot(ω_k [Δo]_c), axis-major, then wavelength, one table row per pair of cameras (paper, Eq. 8)."""
@@ -114,38 +105,33 @@ class MeRoPE(Encoding):
         """A_aᵀ · A_{i,β}, anchor-major, then triplet: keys as seen from the query's camera (paper, Eq. 9–10)."""
         query_frames = query.per_token(minrot(query.rays).mT, torch.eye(3), entry_dims=2)
         unit = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(len(self.fractions), 4)
+        fractions = key.rays.new_tensor(self.fractions)
         # One query camera at a time: the float64 arcs of all of them would take many times the table's memory.
         tables = [
-            key.per_token(self._anchor_frames(camera, key), unit, entry_dims=2).to(key.dtype)
-            for camera in query.origin_from_camera.unbind(1)
+            key.per_token(self._anchor_frames(*camera, key, fractions), unit, entry_dims=2).to(key.dtype)
+            for camera in zip(query.origin_from_camera.unbind(1), query.rounding_m.unbind(1), strict=True)
         ]
         key_side = Operator(torch.stack(tables, dim=1)[:, None], "quaternion")
-        query_side = _matrices(query_frames, query.dtype)
+        query_side = Operator(query_frames.to(query.dtype)[:, None, None, :, None], "matrix")
         return Block("disparity", start, start + self.channels[0], query_side, key_side, camera=True)
 
     def _anchor_frames(
         self,
         origin_from_query: Tensor,  # [B, 4, 4] one query camera
+        rounding_m: Tensor,  # [B] of its centre
         key: Tokens,
+        fractions: Tensor,  # [L]
     ) -> Tensor:  # [B, Vk, P, L, 4]
         """Frames of the anchor directions in the query camera, as quaternions."""
         query_from_key = relative(origin_from_query[:, None], key.origin_from_camera)
         rotation = query_from_key[:, :, None, :3, :3]  # [B, Vk, 1, 3, 3]
         far_directions = (rotation @ key.rays[..., None]).squeeze(-1)
-        arc = epipolar_arc(far_directions, query_from_key[:, :, None, :3, 3].expand_as(far_directions))
-        fractions = far_directions.new_tensor(self.fractions)
+        displacement_m = query_from_key[:, :, None, :3, 3].expand_as(far_directions)
+        arc = epipolar_arc(far_directions, displacement_m, (rounding_m[:, None] + key.rounding_m)[..., None])
         if self.anchor_frame == "minrot":
-            return minrot_quaternion(anchor_directions(arc, fractions))
+            return minrot_quaternion(anchor_directions(arc, fractions), arc.zone[..., None])
         key_frames = multiply(quaternion_from_matrix(rotation), minrot_quaternion(key.rays))
         return multiply(arc_turns(arc, fractions), key_frames[..., None, :])
-
-
-def _matrices(
-    frames: Tensor,  # [B, N, s, s]
-    dtype: torch.dtype,
-) -> Operator:
-    """One matrix per token, the same for all heads and query cameras."""
-    return Operator(frames.to(dtype)[:, None, None, :, None], "matrix")
 
 
 def _check(encoding: MeRoPE) -> None:

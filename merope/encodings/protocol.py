@@ -1,7 +1,7 @@
 """What an encoding is: a frozen config that turns two sides of tokens into blocks. The plan around them is the same."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -20,6 +20,7 @@ class Encoding(ABC):
     """
 
     head_dim: int = 128
+    _: KW_ONLY
     transform_values: bool = True
 
     content_channels: ClassVar[int] = 0
@@ -50,6 +51,8 @@ class Encoding(ABC):
         times: latent-frame index of every camera, by default 0, 1, 2, …
         content: what the model predicts of every token (a depth, say), for encodings that read it; such a plan belongs
             to one layer and one step.
+
+        A plan made under torch.inference_mode cannot be used in training.
         """
         query_side, key_side = query_and_key_tokens(
             cameras, grid, key, key_grid, times, key_times, extra_tokens, key_extra_tokens, content, key_content

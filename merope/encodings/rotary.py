@@ -1,5 +1,6 @@
 """Rotary position embedding over time and the image plane: the native band that camera encodings keep."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -8,6 +9,14 @@ from torch import Tensor
 from merope.attention.operators import Operator, phasors
 from merope.attention.plan import Block
 from merope.encodings.tokens import Tokens
+from merope.errors import invalid
+
+
+def check_head_dim(head_dim: int, unit: int) -> None:
+    """Refuse heads that a method's channels do not fill: they come in multiples of `unit`."""
+    if head_dim <= 0 or head_dim % unit:
+        fix = f"the nearest is {max(unit, round(head_dim / unit) * unit)}"
+        raise invalid("head_dim", f"a multiple of {unit}", head_dim, fix)
 
 
 def rotary_frequencies(
@@ -21,16 +30,34 @@ def rotary_frequencies(
 
 
 def rotary_phases(
-    positions: Tensor,  # [B, N, 3] time, column, row
-    split: tuple[int, int, int],  # channels for time, column, row
+    positions: Tensor,  # [B, N, axes]
+    split: tuple[int, ...],  # channels of each axis
     base: float,
 ) -> Tensor:  # [B, N, sum(split) / 2] float64
-    """Phases of the three axes side by side, each axis with its own frequency ladder."""
+    """Phases of all axes side by side, each axis with its own frequency ladder."""
     per_axis = [
         position[..., None] * rotary_frequencies(channels, base, positions.device)
         for position, channels in zip(positions.unbind(-1), split, strict=True)
     ]
     return torch.cat(per_axis, dim=-1)
+
+
+def phase_block(
+    name: str,
+    start: int,
+    query: Tokens,
+    key: Tokens,
+    phases_rad: Callable[[Tokens], Tensor],  # -> [B, N, L]
+    camera: bool = False,
+) -> Block:
+    """Rot(key phase − query phase) on 2·L channels from `start`, one phase per adjacent pair."""
+
+    def operator(phases: Tensor) -> Operator:
+        return Operator(phasors(phases).to(query.dtype)[:, None, None], "phasor")
+
+    key_phases = phases_rad(key)
+    stop = start + 2 * key_phases.shape[-1]
+    return Block(name, start, stop, operator(-phases_rad(query)), operator(key_phases), camera)
 
 
 def native_block(
@@ -41,12 +68,7 @@ def native_block(
     base: float,
 ) -> Block:
     """U_native = Rot(ω·(key position − query position)) on adjacent pairs (paper, Eq. 11)."""
-
-    def operator(tokens: Tokens, sign: int) -> Operator:
-        table = phasors(sign * rotary_phases(tokens.positions, split, base)).to(tokens.dtype)
-        return Operator(table[:, None, None], "phasor")
-
-    return Block("native", start, start + sum(split), operator(query, -1), operator(key, 1), camera=False)
+    return phase_block("native", start, query, key, lambda tokens: rotary_phases(tokens.positions, split, base))
 
 
 def axis_block(

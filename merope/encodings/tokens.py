@@ -30,6 +30,7 @@ class Tokens:
     grid: tuple[int, int]  # rows, columns
     world_from_camera: Tensor  # [B, V, 4, 4] as given, for encodings that live in a fixed world frame
     origin_from_camera: Tensor  # [B, V, 4, 4]
+    rounding_m: Tensor  # [B, V] by which the centres may be off, from the precision and size of the poses as given
     rays: Tensor  # [B or 1, V, P, 3] unit, camera frame; (0, 0, 1) where the lens sees nothing
     positions: Tensor  # [B or 1, N, 3] time (latent frames), patch column, patch row
     has_camera: Tensor  # bool [B or 1, N]
@@ -114,12 +115,14 @@ def _tokens(
     if valid.ndim == 2:
         rays, valid = rays[None], valid[None]
     poses, world_poses = cameras.relative_to(origin), cameras.world_from_camera
+    rounding_m = torch.finfo(cameras.given_dtype).eps * torch.linalg.vector_norm(world_poses[..., :3, 3], dim=-1)
     camera_of = torch.arange(cameras.count, device=cameras.device).repeat_interleave(valid.shape[-1])
     return Tokens(
         lens=cameras.lens,
         grid=grid,
         world_from_camera=world_poses if world_poses.ndim == 4 else world_poses[None],
         origin_from_camera=poses if poses.ndim == 4 else poses[None],
+        rounding_m=rounding_m if rounding_m.ndim == 2 else rounding_m[None],
         rays=rays,
         positions=_positions(_check_times(times, cameras, f"{prefix}times"), grid, extra),
         has_camera=pad(valid.flatten(1), (0, extra), value=False),
@@ -148,9 +151,8 @@ def _check_times(times: Times | None, cameras: Cameras, name: str) -> Tensor:  #
     batch = cameras.world_from_camera.shape[:-3]
     if values.shape not in ((count,), (*batch, count)) or not bool(torch.isfinite(values).all()):
         got = f"{list(values.shape)}, finite: {bool(torch.isfinite(values).all())}"
-        raise invalid(
-            name, f"finite, one per camera {[*batch, count]}", got, "pass latent-frame indices (ints or floats)"
-        )
+        fix = "give batched times batched cameras" if values.ndim > 1 + len(batch) else "pass latent-frame indices"
+        raise invalid(name, f"finite, one per camera {[*batch, count]}", got, fix)
     return values if values.ndim == 2 else values[None]
 
 

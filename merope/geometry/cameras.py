@@ -1,7 +1,7 @@
 """A clip's cameras: where they were and what lens they looked through."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Self
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.geometry.lenses import Lens
-from merope.geometry.poses import check_rigid, relative
+from merope.geometry.poses import check_rigid, check_shape, relative
 from merope.geometry.rays import patch_rays
 
 
@@ -18,7 +18,7 @@ class Cameras:
     """Posed, calibrated cameras of one clip [V, 4, 4] or of a batch of clips [B, V, 4, 4].
 
     `world_from_camera` is camera-to-world, OpenCV axes, metres. It is kept in float64 with exactly orthonormal
-    rotations; `dtype` is the precision of the plans made from it, by default that in which the poses came. `lens` is
+    rotations; plans are made in `dtype`, which is `plan_dtype` or else the precision in which the poses came. `lens` is
     shared by all cameras or carries one set of parameters per camera (batch_shape [V] or [B, V]). Cameras with
     `has_pose` False keep their tokens, but these act as tokens without a camera; their matrices are not read.
     """
@@ -26,31 +26,39 @@ class Cameras:
     world_from_camera: Tensor  # [V, 4, 4] or [B, V, 4, 4]
     lens: Lens
     has_pose: Tensor | None = None  # bool [V] or [B, V]
-    dtype: torch.dtype = None  # type: ignore[assignment]  # float32 or float64; filled in from the poses
+    plan_dtype: InitVar[torch.dtype | None] = None
+    dtype: torch.dtype = field(init=False)
+    given_dtype: torch.dtype = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, plan_dtype: torch.dtype | None) -> None:
         poses = self.world_from_camera
-        if isinstance(poses, Tensor) and (poses.ndim not in (3, 4) or 0 in poses.shape):
+        check_shape(poses, "world_from_camera")
+        if poses.ndim not in (3, 4) or 0 in poses.shape:
             expected = "[V, 4, 4] or [B, V, 4, 4] with at least one camera"
             raise invalid("world_from_camera", expected, list(poses.shape), "add the camera dimension with poses[None]")
         if self.has_pose is not None:
             poses = self._without_unknown(poses, self.has_pose)
         object.__setattr__(self, "world_from_camera", check_rigid(poses))
-        if self.dtype is None:
-            object.__setattr__(self, "dtype", poses.dtype)
+        object.__setattr__(self, "given_dtype", poses.dtype)
+        object.__setattr__(self, "dtype", plan_dtype or poses.dtype)
         if self.dtype not in (torch.float32, torch.float64):
-            raise invalid("dtype", "torch.float32 or torch.float64", self.dtype, "plans are never in half precision")
+            raise invalid("plan_dtype", "torch.float32 or torch.float64", plan_dtype, "half precision is too coarse")
         self._check_lens()
 
     @staticmethod
     def _without_unknown(poses: Tensor, has_pose: Tensor) -> Tensor:
-        if has_pose.dtype != torch.bool or has_pose.shape != poses.shape[:-2]:
-            got = f"{has_pose.dtype} {list(has_pose.shape)}"
-            raise invalid("has_pose", f"bool {list(poses.shape[:-2])}", got, "pass one flag per camera")
+        if not isinstance(has_pose, Tensor) or has_pose.dtype != torch.bool or has_pose.shape != poses.shape[:-2]:
+            got = f"{has_pose.dtype} {list(has_pose.shape)}" if isinstance(has_pose, Tensor) else repr(has_pose)
+            raise invalid("has_pose", f"a bool tensor {list(poses.shape[:-2])}", got, "pass one flag per camera")
+        if has_pose.device != poses.device:
+            fix = f"use has_pose.to({str(poses.device)!r})"
+            raise invalid("has_pose", f"on {poses.device} like world_from_camera", has_pose.device, fix)
         identity = torch.eye(4, dtype=poses.dtype, device=poses.device)
         return torch.where(has_pose[..., None, None], poses, identity)
 
     def _check_lens(self) -> None:
+        if not (hasattr(self.lens, "unproject") and hasattr(self.lens, "batch_shape")):
+            raise invalid("lens", "a lens", repr(self.lens), "pass a merope.Pinhole or another lens of the library")
         expected = self.world_from_camera.shape[:-2]
         lens_shape = self.lens.batch_shape
         try:

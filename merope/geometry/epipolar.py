@@ -17,6 +17,9 @@ BASELINE_FLOOR_M = 1e-6
 ARC_FLOOR = 1e-6
 """‖e − (e·u∞)u∞‖ below this: the arc has no direction, the ray points to or away from the other centre."""
 
+ROUNDING_MARGIN = 4.0
+"""Singular zones are this many times wider than what rounding of the centres can do."""
+
 
 @dataclass(frozen=True, eq=False)
 class EpipolarArc:
@@ -26,26 +29,46 @@ class EpipolarArc:
     tangent: Tensor  # [..., 3] unit where defined, else zero: t̂
     angle_rad: Tensor  # [...] β_max
     defined: Tensor  # [...] bool
+    zone: Tensor  # [...] radians within which rounding decides about the epipole's direction
 
 
 def epipolar_arc(
     far_direction: Tensor,  # [..., 3] unit, query camera frame
     displacement_m: Tensor,  # [..., 3] key centre in the query camera frame, Δo
+    rounding_m: Tensor | None = None,  # [...] by which the displacement may be off
 ) -> EpipolarArc:
     """Great-circle arc of a key ray in the query camera (paper, Eq. 9, with β_max by atan2).
 
-    Degenerate arcs (coincident centres; epipole parallel or antiparallel to the ray) collapse to `far_direction`.
+    Degenerate arcs (coincident centres; epipole parallel or antiparallel to the ray) collapse to `far_direction`. An
+    arc also counts as degenerate where rounding of the centres would pick its direction.
     """
     baseline_m = torch.linalg.vector_norm(displacement_m, dim=-1, keepdim=True)
-    apart = baseline_m >= BASELINE_FLOOR_M
+    rounding = torch.zeros_like(baseline_m) if rounding_m is None else rounding_m[..., None]
+    apart = baseline_m >= BASELINE_FLOOR_M + ROUNDING_MARGIN * rounding
     epipole = torch.where(apart, displacement_m, far_direction) / torch.where(apart, baseline_m, 1.0)
     cosine = (epipole * far_direction).sum(-1, keepdim=True)
     across = epipole - cosine * far_direction
     sine = torch.linalg.vector_norm(torch.where(apart, across, torch.ones_like(across)), dim=-1, keepdim=True)
-    defined = apart & (sine >= ARC_FLOOR)
+    zone = direction_zone(rounding, torch.where(apart, baseline_m, 1.0))
+    defined = apart & (sine >= zone)
     tangent = torch.where(defined, across / torch.where(defined, sine, 1.0), 0.0)
     angle = torch.where(defined, torch.atan2(torch.where(defined, sine, 0.0), torch.where(defined, cosine, 1.0)), 0.0)
-    return EpipolarArc(far_direction.expand_as(tangent), tangent, angle.squeeze(-1), defined.squeeze(-1))
+    shape = tangent.shape[:-1]
+    return EpipolarArc(
+        far_direction.expand_as(tangent),
+        tangent,
+        angle.squeeze(-1),
+        defined.squeeze(-1),
+        zone.squeeze(-1).expand(shape),
+    )
+
+
+def direction_zone(
+    rounding_m: Tensor,  # [...]
+    baseline_m: Tensor,  # [...]
+) -> Tensor:  # [...] radians
+    """How close to a singular direction an epipole counts as being there: 1e-6, or more where rounding is coarser."""
+    return (ROUNDING_MARGIN * rounding_m / baseline_m).clamp_min(ARC_FLOOR)
 
 
 def anchor_directions(

@@ -17,13 +17,7 @@ def check_rigid(
 
     Raises ValueError, saying what was expected, what came and how to fix it, for anything that is not a rigid motion.
     """
-    if not isinstance(world_from_camera, Tensor):
-        raise invalid(name, "a torch.Tensor [..., 4, 4]", type(world_from_camera).__name__, "use torch.as_tensor")
-    if world_from_camera.dtype not in (torch.float32, torch.float64):
-        fix = "pass the original poses; half precision steps by 0.5 m at 100 m and integers cannot hold a rotation"
-        raise invalid(name, "float32 or float64", world_from_camera.dtype, fix)
-    if world_from_camera.shape[-2:] != (4, 4):
-        raise invalid(name, "[..., 4, 4]", list(world_from_camera.shape), "append the row [0, 0, 0, 1] to 3×4 matrices")
+    check_shape(world_from_camera, name)
     if not bool(torch.isfinite(world_from_camera).all()):
         bad = (~torch.isfinite(world_from_camera)).flatten(-2).any(-1).nonzero()[0].tolist()
         raise invalid(name, "finite", f"NaN or inf at index {bad}", "drop these cameras or mark them in has_pose")
@@ -31,6 +25,17 @@ def check_rigid(
     _check_bottom_row(pose, name)
     _check_rotation(pose[..., :3, :3], name)
     return rigid(orthonormalise(pose[..., :3, :3]), pose[..., :3, 3])
+
+
+def check_shape(world_from_camera: Tensor, name: str) -> None:
+    """Refuse what is not a tensor of 4×4 matrices in float32 or float64."""
+    if not isinstance(world_from_camera, Tensor):
+        raise invalid(name, "a torch.Tensor [..., 4, 4]", type(world_from_camera).__name__, "use torch.as_tensor")
+    if world_from_camera.dtype not in (torch.float32, torch.float64):
+        fix = "pass the original poses; half precision steps by 0.5 m at 100 m and integers cannot hold a rotation"
+        raise invalid(name, "float32 or float64", world_from_camera.dtype, fix)
+    if world_from_camera.shape[-2:] != (4, 4):
+        raise invalid(name, "[..., 4, 4]", list(world_from_camera.shape), "append the row [0, 0, 0, 1] to 3×4 matrices")
 
 
 def _check_bottom_row(pose: Tensor, name: str) -> None:
@@ -53,7 +58,7 @@ def _check_rotation(rotation: Tensor, name: str) -> None:
     reflected = torch.linalg.det(rotation) < 0
     if bool(reflected.any()):
         got = f"a reflection at index {reflected.nonzero()[0].tolist()}"
-        fix = "an axis was flipped without its partner: convert OpenGL poses by R @ diag(1, -1, -1)"
+        fix = "flip axes in pairs, from the original poses: OpenGL to OpenCV is R @ diag(1, -1, -1)"
         raise invalid(f"{name}[..., :3, :3]", "proper rotations (det R = +1)", got, fix)
 
 
@@ -88,6 +93,14 @@ def inverse(
     """camera_from_world, in closed form."""
     rotation_t = world_from_camera[..., :3, :3].mT
     return rigid(rotation_t, -(rotation_t @ world_from_camera[..., :3, 3:]).squeeze(-1))
+
+
+def transform(
+    a_from_b: Tensor,  # [..., 4, 4]
+    points: Tensor,  # [..., n, 3] in frame b
+) -> Tensor:  # [..., n, 3] in frame a
+    """Points in another frame."""
+    return points @ a_from_b[..., :3, :3].mT + a_from_b[..., None, :3, 3]
 
 
 def relative(

@@ -1,5 +1,7 @@
 """Patch-centre rays: the calibrated viewing ray of every token of a camera."""
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,10 @@ from merope.geometry.lenses import Lens
 
 def check_grid(grid: tuple[int, int], name: str = "grid") -> tuple[int, int]:
     """Validate a token grid (rows, columns)."""
-    is_pair = isinstance(grid, (tuple, list)) and len(grid) == 2 and all(isinstance(n, int) and n > 0 for n in grid)
-    if not is_pair:
+    is_pair = isinstance(grid, (tuple, list)) and len(grid) == 2
+    if not is_pair or any(not isinstance(n, Integral) or isinstance(n, bool) or n <= 0 for n in grid):
         raise invalid(name, "(rows, columns), two positive ints", repr(grid), "for 144 tokens at 16:9 pass (9, 16)")
-    return grid[0], grid[1]
+    return int(grid[0]), int(grid[1])
 
 
 def patch_pixels(

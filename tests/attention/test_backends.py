@@ -2,12 +2,21 @@
 
 import pytest
 import torch
-from scenes import FISHEYE, PINHOLE, curved_drive, degenerate_cameras, random_poses, random_qkv
+from scenes import (
+    FISHEYE,
+    PINHOLE,
+    assert_backends_agree,
+    curved_drive,
+    degenerate_cameras,
+    mixed_cameras,
+    random_poses,
+    random_qkv,
+)
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import merope
-from merope import GTA, AttentionPlan, Cameras, MeRoPE
+from merope import GTA, Cameras, MeRoPE
 
 GRID = (2, 3)
 ENCODINGS = {
@@ -18,12 +27,6 @@ ENCODINGS = {
     "192": MeRoPE(head_dim=192),
     "gta": GTA(),
 }
-
-
-def assert_backends_agree(plan: AttentionPlan, batch: int = 1) -> None:
-    q, k, v = random_qkv(batch, 2, plan.query_tokens, plan.head_dim, plan.key_tokens)
-    reference = merope.attend(q, k, v, plan, backend="reference")
-    assert (merope.attend(q, k, v, plan, backend="sdpa") - reference).abs().max() < 1e-11
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -50,41 +53,23 @@ def test_batches_of_different_clips(name: str, query_batch: int, key_batch: int)
     assert_backends_agree(ENCODINGS[name].plan(query, GRID, key=key), batch=2)
 
 
-def test_a_batch_is_its_clips_one_by_one() -> None:
-    poses = random_poses(2, 3)
+@pytest.mark.parametrize("with_times", [False, True])
+def test_a_batch_is_its_clips_one_by_one(with_times: bool) -> None:
+    poses, times = random_poses(2, 3), 10 * torch.rand(2, 3, dtype=torch.float64)
     lens = merope.UnifiedCamera(torch.rand(2, 3) + 80, 90.0, 128.0, 72.0, torch.rand(2, 3), 256, 144)
     q, k, v = random_qkv(2, 2, 18, 128)
-    together = merope.attend(
-        q, k, v, MeRoPE().plan(Cameras(poses, lens), GRID, times=torch.rand(2, 3, dtype=torch.float64))
-    )
+    together = MeRoPE().plan(Cameras(poses, lens), GRID, times=times if with_times else None)
+    out = merope.attend(q, k, v, together)
     for b in range(2):
         one = merope.UnifiedCamera(lens.fx[b], 90.0, 128.0, 72.0, lens.xi[b], 256, 144)
-        torch.manual_seed(0)
-        plan = MeRoPE().plan(Cameras(poses[b], one), GRID)
-        times_differ = merope.attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], plan)
-        assert times_differ.shape == together[b : b + 1].shape
-    shared = merope.attend(q, k, v, MeRoPE().plan(Cameras(poses, lens), GRID))
-    for b in range(2):
-        one = merope.UnifiedCamera(lens.fx[b], 90.0, 128.0, 72.0, lens.xi[b], 256, 144)
-        alone = merope.attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], MeRoPE().plan(Cameras(poses[b], one), GRID))
-        assert (alone - shared[b : b + 1]).abs().max() < 1e-12
+        plan = MeRoPE().plan(Cameras(poses[b], one), GRID, times=times[b] if with_times else None)
+        alone = merope.attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], plan)
+        assert (alone - out[b : b + 1]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", degenerate_cameras())
 def test_degenerate_geometry(name: str) -> None:
     assert_backends_agree(MeRoPE().plan(degenerate_cameras()[name], (3, 3)))
-
-
-def mixed_cameras(batch: bool) -> Cameras:
-    """Some cameras without a pose (their matrices are NaN), through a lens that does not reach the corners."""
-    poses = random_poses(2, 4) if batch else random_poses(4)
-    has_pose = (
-        torch.tensor([[True, False, True, True], [False, True, True, True]])
-        if batch
-        else torch.tensor([1, 0, 1, 1]).bool()
-    )
-    poses[~has_pose] = float("nan")
-    return Cameras(poses, merope.UnifiedCamera(60.0, 60.0, 100.0, 72.0, 1.8, 256, 144), has_pose)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

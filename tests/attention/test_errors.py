@@ -1,5 +1,6 @@
 """Bad input is refused with the argument's name, what was expected, what came, and the fix."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -56,16 +57,28 @@ CASES = {
     "bf16 poses": (poses(lambda p: p.bfloat16()), "world_from_camera.*float32 or float64.*bfloat16"),
     "list": (poses(lambda p: p.tolist()), "world_from_camera.*torch.Tensor.*list"),
     "has_pose": (lambda: Cameras(random_poses(3), PINHOLE, torch.ones(2).bool()), "has_pose.*\\[3\\].*\\[2\\]"),
-    "half plan": (lambda: Cameras(random_poses(3), PINHOLE, dtype=torch.bfloat16), "dtype.*bfloat16"),
+    "half plan": (lambda: Cameras(random_poses(3), PINHOLE, plan_dtype=torch.bfloat16), "plan_dtype.*bfloat16"),
+    "3×4 with has_pose": (
+        lambda: Cameras(random_poses(3)[:, :3], PINHOLE, torch.ones(3).bool()),
+        "world_from_camera.*\\[3, 3, 4\\]",
+    ),
+    "has_pose list": (lambda: Cameras(random_poses(2), PINHOLE, [True, True]), "has_pose.*bool tensor \\[2\\]"),  # type: ignore[arg-type]
+    "has_pose device": (
+        lambda: Cameras(random_poses(2), PINHOLE, torch.ones(2, device="meta").bool()),
+        "has_pose.*on cpu.*meta",
+    ),
+    "no lens": (lambda: Cameras(random_poses(2), None), "lens.*None.*Pinhole"),  # type: ignore[arg-type]
     "lens": (
         lambda: Cameras(random_poses(3), merope.Pinhole(torch.ones(2), 1.0, 1.0, 1.0, 4, 4)),
         "lens.*\\[3\\].*\\[2\\]",
     ),
     "grid": (plan(grid=(0, 3)), "grid.*rows, columns.*\\(0, 3\\)"),
+    "grid of bools": (plan(grid=(True, 3)), "grid.*rows, columns"),
     "grid of floats": (plan(grid=(2.0, 3.0)), "grid.*rows, columns"),
     "key grid alone": (plan(key_grid=(2, 2)), "key must be given"),
     "key grid": (plan(key=Cameras(random_poses(2), PINHOLE), key_grid=(2, 0)), "key_grid.*\\(2, 0\\)"),
     "times": (plan(times=[0.0, 1.0]), "times.*\\[3\\].*\\[2\\]"),
+    "batched times": (plan(times=torch.zeros(2, 3)), "times.*\\[3\\].*\\[2, 3\\].*batched cameras"),
     "times nan": (plan(times=[0.0, 1.0, float("nan")]), "times.*finite"),
     "extra": (plan(extra_tokens=-1), "extra_tokens.*-1"),
     "key batch": (
@@ -80,6 +93,15 @@ CASES = {
     "3 dimensions": (attend(lambda a: a.update(q=a["q"][0])), "q.*batch, heads, tokens, head_dim"),  # type: ignore[index]
     "integers": (attend(lambda a: a.update({n: a[n].long() for n in "qkv"})), "q.*floating point.*int64"),  # type: ignore[attr-defined]
     "mixed dtypes": (attend(lambda a: a.update(k=a["k"].float())), "k.*one dtype with q.*float32"),  # type: ignore[attr-defined]
+    "empty": (attend(lambda a: a.update({n: a[n][:0] for n in "qkv"})), "q.*not empty.*\\[0, 2, 18, 128\\]"),  # type: ignore[index]
+    "budget": (attend(lambda a: a.update(memory_budget=1e9)), "memory_budget.*int.*1000000000"),
+    "operator": (lambda: MeRoPE().plan(Cameras(random_poses(1), PINHOLE), GRID).operator(-1, 0), "query_token.*0 … 5"),
+    "operator key": (lambda: MeRoPE().plan(Cameras(random_poses(1), PINHOLE), GRID).operator(0, 6), "key_token.*0 … 5"),
+    "content": (plan(content=torch.zeros(1, 18, 2)), "content.*0 channels for MeRoPE"),
+    "no content": (
+        lambda: merope.encoding("rayrope").plan(Cameras(random_poses(3), PINHOLE), GRID),
+        "content.*2 channels",
+    ),
     "backend": (attend(lambda a: a.update(backend="flash")), "backend.*auto.*'flash'"),
     "batch": (
         attend(lambda a: a.update(plan=MeRoPE().plan(Cameras(random_poses(2, 3), PINHOLE), GRID))),
@@ -96,8 +118,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_refused(name: str) -> None:
     make, message = CASES[name]
-    with pytest.raises(ValueError, match=f"(?s){message}.*;|{message}"):
+    with pytest.raises(ValueError, match=f"(?s){message}") as refused:
         make()
+    assert re.search(r" must be .+, got .+; .+", str(refused.value))
 
 
 def test_rounded_rotations_are_accepted_and_repaired() -> None:
@@ -108,9 +131,17 @@ def test_rounded_rotations_are_accepted_and_repaired() -> None:
     assert (u.mT @ u - torch.eye(128, dtype=torch.float64)).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
-def test_output_keeps_the_dtype(dtype: torch.dtype, backend: str) -> None:
-    some_plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), (1, 2))
+def test_nothing_is_cast_behind_the_callers_back(dtype: torch.dtype, backend: str, autocast: bool) -> None:
+    """The output has the dtype of q and at most the error of rounding to it what goes in and out, also in autocast."""
+    some_plan = MeRoPE().plan(Cameras(random_poses(2).float(), PINHOLE), (1, 2))
     q, k, v = (x.to(dtype) for x in random_qkv(1, 1, 4, 128))
-    assert merope.attend(q, k, v, some_plan, backend=backend).dtype == dtype  # type: ignore[arg-type]
+    exact = merope.attend(q.double(), k.double(), v.double(), some_plan)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        out = merope.attend(q, k, v, some_plan, backend=backend)  # type: ignore[arg-type]
+        u = some_plan.operator(0, 3)
+    assert out.dtype == dtype
+    assert (out.double() - exact).norm() / exact.norm() < 4 * torch.finfo(dtype).eps
+    assert (u.mT.double() @ u.double() - torch.eye(128)).abs().max() < 1e-6

@@ -58,6 +58,36 @@ def test_forward_and_backward_stay_under_the_budget(extra_tokens: int, dtype: to
     assert peak_bytes(step) - results < 96 * MIB
 
 
+def training_peak(plan: AttentionPlan, batch: int, budget_mib: int, wanted: str) -> int:
+    """Peak bytes of a training step beyond its results, where only the `wanted` of q, k and v need gradients."""
+    named = {name: torch.randn(batch, 2, plan.query_tokens, 128) for name in "qkv"}
+    leaves = [named[name].requires_grad_() for name in wanted]
+
+    def step() -> tuple[Tensor, ...]:
+        out = merope.attend(*named.values(), plan, backend="sdpa", memory_budget=budget_mib * MIB)
+        return torch.autograd.grad(out.sum(), leaves)
+
+    return peak_bytes(step) - named["q"].nbytes * (2 + len(leaves))
+
+
+def test_budget_holds_when_only_values_need_gradients() -> None:
+    plan = MeRoPE().plan(Cameras(curved_drive(16).float(), PINHOLE), (9, 16))
+    assert training_peak(plan, batch=1, budget_mib=96, wanted="v") < 96 * MIB
+
+
+def test_budget_holds_in_training_when_the_batch_is_split() -> None:
+    plan = MeRoPE().plan(Cameras(curved_drive(6).float(), PINHOLE), (3, 6))
+    output_bytes = 32 * 2 * plan.query_tokens * 128 * 4  # once more, to put the parts together
+    assert training_peak(plan, batch=32, budget_mib=4, wanted="qkv") - output_bytes < 4 * MIB
+
+
+def test_budget_holds_for_logits_only_with_tokens_without_a_camera() -> None:
+    plan = MeRoPE(transform_values=False).plan(Cameras(curved_drive(16).float(), PINHOLE), (9, 16), extra_tokens=3)
+    q, k, v = inputs(plan, 2, torch.float32)
+    peak = peak_bytes(lambda: merope.attend(q, k, v, plan, backend="sdpa", memory_budget=96 * MIB))
+    assert peak - q.nbytes < 96 * MIB
+
+
 def test_the_result_does_not_depend_on_the_budget() -> None:
     plan = MeRoPE().plan(Cameras(curved_drive(7), PINHOLE), (3, 4), extra_tokens=1)
     q, k, v = (torch.randn(2, 3, plan.query_tokens, 128, dtype=torch.float64) for _ in range(3))

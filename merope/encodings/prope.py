@@ -1,0 +1,75 @@
+"""PRoPE: relative projection matrices, so that attention sees intrinsics as well as poses (Li et al. 2025)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merope.attention.plan import Block
+from merope.encodings.gta import check_translation_scale, half_camera_blocks, scaled_poses
+from merope.encodings.intrinsics import normalised_intrinsics
+from merope.encodings.protocol import Encoding
+from merope.encodings.rotary import check_head_dim
+from merope.encodings.tokens import Tokens
+from merope.geometry.poses import inverse
+
+
+@dataclass(frozen=True)
+class PRoPE(Encoding):
+    """U = P_i P_j⁻¹ on the first half of the head, rotary phases over columns and rows on the last two quarters.
+
+    P = lift(K) T⁻¹ takes the origin's frame to the normalised image: K has focal lengths and principal point in units
+    of the image's width and height, the principal point counted from the image centre, and lift(K) is K with a row and
+    column of the 4×4 identity. Like GTA's, the block is not orthogonal and grows with the baseline.
+
+    translation_scale multiplies all translations, as in GTA.
+    rope_base: base of the rotary frequencies. There is no time axis: `times` have no effect.
+    intrinsics: False leaves K out. This is GTA's camera block, for any lens; with K the lens must be a `Pinhole`.
+    """
+
+    translation_scale: float = 1.0
+    rope_base: float = 100.0
+    intrinsics: bool = True
+
+    def __post_init__(self) -> None:
+        check_head_dim(self.head_dim, 8)
+        check_translation_scale(self.translation_scale)
+
+    def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
+        """Camera, column and row blocks: O = lift(K) T⁻¹, K-side = T lift(K⁻¹), both in closed form."""
+        query_matrices = inverse(scaled_poses(query, self.translation_scale))
+        key_matrices = scaled_poses(key, self.translation_scale)
+        if self.intrinsics:
+            query_matrices = _image_from_camera(query) @ query_matrices
+            key_matrices = key_matrices @ _camera_from_image(key)
+        return half_camera_blocks(
+            self.head_dim, self.rope_base, query, query_matrices[:, :, None], key, key_matrices[:, :, None]
+        )
+
+
+def _image_from_camera(tokens: Tokens) -> Tensor:  # [B or 1, V or 1, 4, 4]
+    """lift(K)."""
+    focal, centre = normalised_intrinsics(tokens, "PRoPE")
+    return _lifted(focal, centre)
+
+
+def _camera_from_image(tokens: Tokens) -> Tensor:  # [B or 1, V or 1, 4, 4]
+    """lift(K⁻¹)."""
+    focal, centre = normalised_intrinsics(tokens, "PRoPE")
+    return _lifted(1 / focal, -centre / focal)
+
+
+def _lifted(
+    focal: Tensor,  # [..., 2]
+    centre: Tensor,  # [..., 2]
+) -> Tensor:  # [..., 4, 4]
+    """[[diag(focal), centre], [0, 1]] in the upper left 3×3 of the identity."""
+    (fx, fy), (cx, cy) = focal.unbind(-1), centre.unbind(-1)
+    zero, one = torch.zeros_like(fx), torch.ones_like(fx)
+    entries = (
+        fx, zero, cx, zero,
+        zero, fy, cy, zero,
+        zero, zero, one, zero,
+        zero, zero, zero, one,
+    )  # fmt: skip
+    return torch.stack(entries, dim=-1).unflatten(-1, (4, 4))

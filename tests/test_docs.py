@@ -1,0 +1,45 @@
+"""The documentation's example of a new encoding works as printed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from scenes import PINHOLE, random_poses, random_qkv, random_rotations
+
+import merope
+from merope import Cameras
+from merope.encodings import ENCODINGS
+from merope.geometry.poses import rigid
+
+PAGE = (Path(__file__).parents[1] / "docs" / "encodings.md").read_text()
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+    with monkeypatch.context():
+        before = dict(ENCODINGS)
+        exec(code, {"__name__": "example"})
+        monkeypatch.setattr("merope.encodings.ENCODINGS", dict(ENCODINGS))
+        ENCODINGS.clear()
+        ENCODINGS.update(before)
+
+
+@pytest.mark.usefixtures("example")
+def test_added_encoding_works() -> None:
+    poses = random_poses(3)
+    encoding = merope.encoding("ground", head_dim=16)
+    plan = encoding.plan(Cameras(poses, PINHOLE), (2, 2), extra_tokens=1)
+    q, k, v = random_qkv(1, 2, 13, 16)
+    out = merope.attend(q, k, v, plan)
+    assert (out - merope.attend(q, k, v, plan, backend="reference")).abs().max() < 1e-12
+    world = rigid(random_rotations(seed=3), torch.tensor([10.0, -4.0, 7.0], dtype=torch.float64))
+    moved = encoding.plan(Cameras(world @ poses, PINHOLE), (2, 2), extra_tokens=1)
+    assert (out - merope.attend(q, k, v, moved)).abs().max() < 1e-9
+
+
+def test_every_encoding_is_documented() -> None:
+    for name in ENCODINGS:
+        assert f"| `{name}` |" in PAGE
