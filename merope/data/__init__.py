@@ -1,0 +1,1 @@
+"""From files to clips: pose formats, datasets, the procedural world, curation and loading."""

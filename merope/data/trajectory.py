@@ -1,0 +1,45 @@
+"""Trajectory: a camera path as it came from a file, already in this library's conventions."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.geometry.lenses import Lens
+from merope.geometry.poses import check_rigid
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """T poses: camera-to-world, OpenCV axes, float64, with what is known about them.
+
+    is_metric: the unit is the metre. False for structure from motion and the like, whose scale is arbitrary; never
+        guessed from the numbers.
+    convention: what the source holds and how it was converted, in words a user can check.
+    """
+
+    world_from_camera: Tensor  # [T, 4, 4] float64
+    is_metric: bool
+    convention: str
+    timestamps_s: Tensor | None = None  # [T] float64, increasing
+    lens: Lens | None = None  # one lens, or one per frame (batch_shape [T])
+    frame_names: tuple[str, ...] | None = None  # image files, one per pose
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        poses = check_rigid(self.world_from_camera)
+        if poses.ndim != 3 or poses.shape[0] == 0:
+            raise invalid("world_from_camera", "[T, 4, 4] with T ≥ 1", list(poses.shape), "pass one path at a time")
+        object.__setattr__(self, "world_from_camera", poses)
+        count = poses.shape[0]
+        if self.timestamps_s is not None and self.timestamps_s.shape != (count,):
+            raise invalid("timestamps_s", f"[{count}]", list(self.timestamps_s.shape), "pass one time per pose")
+        if self.frame_names is not None and len(self.frame_names) != count:
+            raise invalid("frame_names", f"{count} names", len(self.frame_names), "pass one name per pose")
+        if self.lens is not None and tuple(self.lens.batch_shape) not in ((), (count,)):
+            raise invalid("lens", f"one lens, or one per pose [{count}]", list(self.lens.batch_shape), "match the poses")
+
+    @property
+    def count(self) -> int:
+        """Number of poses T."""
+        return self.world_from_camera.shape[0]
