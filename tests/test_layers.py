@@ -12,7 +12,8 @@ LAYERS = {
     "demo": {"errors", "geometry", "attention", "encodings"},
     "taxonomy": {"errors", "geometry", "attention", "encodings"},
     "trilemma": {"errors", "geometry", "attention", "encodings"},
-    "cli": {"demo", "taxonomy"},
+    "data": {"errors", "geometry"},
+    "cli": {"data", "demo", "geometry", "taxonomy"},
 }
 
 

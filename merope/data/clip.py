@@ -1,0 +1,50 @@
+"""Clip: a few seconds of video with the camera of every frame, as every dataset reader delivers it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Lens, picked
+
+LATENT_STRIDE = 4
+"""RGB frames per latent frame of a causal video VAE; latent frame n has the pose of RGB frame 4n."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """T frames, their poses (camera-to-world, OpenCV axes, float64) and what is known about them.
+
+    is_metric: translations are metres. location and traversal name the map and the drive, for retrieving history.
+    """
+
+    name: str
+    world_from_camera: Tensor  # [T, 4, 4] float64
+    lens: Lens  # for the size of `frames`
+    timestamps_s: Tensor  # [T] float64
+    fps: float
+    frames: Tensor | None = None  # uint8 [T, H, W, 3]
+    caption: str = ""
+    is_metric: bool = True
+    location: str = ""
+    traversal: str = ""
+    cluster: int | None = None
+
+    def __post_init__(self) -> None:
+        count = self.world_from_camera.shape[0]
+        if self.frames is not None and self.frames.shape != (count, self.lens.height, self.lens.width, 3):
+            expected = [count, self.lens.height, self.lens.width, 3]
+            raise invalid(
+                f"frames of {self.name}", str(expected), list(self.frames.shape), "scale frames and lens alike"
+            )
+
+    def cameras(self) -> Cameras:
+        """The camera of every RGB frame."""
+        return Cameras(self.world_from_camera, self.lens)
+
+    def latent_cameras(self) -> Cameras:
+        """The cameras of the latent frames: those of RGB frames 0, 4, 8, …"""
+        chosen = torch.arange(0, self.world_from_camera.shape[0], LATENT_STRIDE)
+        return Cameras(self.world_from_camera[chosen], picked(self.lens, chosen))

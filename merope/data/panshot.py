@@ -1,0 +1,98 @@
+"""PanShot clips (Zhang et al. 2026): poses of shots cut from panoramas, through unified cameras of many fields of view.
+
+A sample list is a JSON file of {pose_path, x_fov (degrees, horizontal), xi, caption}; poses are .npy (T, 3, 4),
+camera-to-world, OpenCV axes, world gravity-aligned with y down. Their unit is that of a SLAM run, not the metre; the
+data set divides translations by the depth of the nearest surface (`near_depth`) to make clips comparable.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.data.clip import Clip
+from merope.errors import invalid
+from merope.geometry.lenses import UnifiedCamera
+from merope.geometry.poses import rigid
+
+FRAME_RATE_HZ = 16.0
+
+
+def read_panshot(
+    samples: Path,
+    root: Path,
+    height: int,
+    width: int,
+    near_depths: Path | None = None,
+    zero_first_yaw: bool = True,
+) -> list[Clip]:
+    """The clips of a sample list, without frames.
+
+    near_depths: JSON lines of {video_id, clip_id, near_depth}: translations are divided by it (the paper's
+        "conditioning normalisation on"). None keeps them as they are ("off").
+    zero_first_yaw: turn the world about the vertical so that the first camera looks along z; pitch and roll stay.
+    """
+    rows = json.loads(Path(samples).read_text())
+    if not isinstance(rows, list) or not rows:
+        raise invalid("samples", "a JSON list of samples", samples, "each with pose_path, x_fov, xi and caption")
+    depths = None if near_depths is None else read_near_depths(near_depths)
+    return [_clip(row, Path(root), height, width, depths, zero_first_yaw) for row in rows]
+
+
+def read_near_depths(path: Path) -> dict[str, float]:
+    """Near depth by "<video_id>-<clip_id>"."""
+    rows = (json.loads(line) for line in Path(path).read_text().splitlines() if line.strip())
+    return {f"{row['video_id']}-{row['clip_id']}": float(row["near_depth"]) for row in rows}
+
+
+def clip_key(pose_file: str) -> str:
+    """The "<video_id>-<clip_id>" of "<video_id>-<clip_id>-<k>-<augmentation>_<j>.npy"; video ids may hold dashes."""
+    return Path(pose_file).stem.rsplit("-", 2)[0]
+
+
+def _clip(
+    row: dict[str, object], root: Path, height: int, width: int, depths: dict[str, float] | None, zero_first_yaw: bool
+) -> Clip:
+    file = root / str(row["pose_path"])
+    world_from_camera = _read_poses(file)
+    if depths is not None:
+        key = clip_key(file.name)
+        if key not in depths:
+            raise invalid("near_depths", f"a depth for {key}", f"{len(depths)} others", "use the list of this split")
+        rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
+        world_from_camera = rigid(rotation, centres / depths[key])
+    if zero_first_yaw:
+        world_from_camera = without_first_yaw(world_from_camera)
+    count = world_from_camera.shape[0]
+    return Clip(
+        name=file.stem,
+        world_from_camera=world_from_camera,
+        lens=UnifiedCamera.from_fov(float(str(row["x_fov"])), float(str(row["xi"])), width, height),
+        timestamps_s=torch.arange(count, dtype=torch.float64) / FRAME_RATE_HZ,
+        fps=FRAME_RATE_HZ,
+        caption=str(row.get("caption", "")),
+        is_metric=False,
+    )
+
+
+def _read_poses(file: Path) -> Tensor:  # [T, 4, 4]
+    if not file.is_file():
+        raise FileNotFoundError(f"pose file {file} is missing; check pose_path and root")
+    poses = torch.from_numpy(np.load(file)).double()
+    if poses.ndim != 3 or poses.shape[1:] != (3, 4) or not bool(poses.isfinite().all()):
+        raise invalid(f"poses of {file.name}", "finite [T, 3, 4]", list(poses.shape), "get the file again")
+    return rigid(poses[:, :, :3], poses[:, :, 3])
+
+
+def without_first_yaw(
+    world_from_camera: Tensor,  # [T, 4, 4], world y down
+) -> Tensor:  # [T, 4, 4]
+    """The world turned about its vertical so that the first camera's forward axis has no x component."""
+    forward = world_from_camera[0, :3, 2]
+    yaw_rad = math.atan2(float(forward[0]), float(forward[2]))
+    c, s = math.cos(-yaw_rad), math.sin(-yaw_rad)
+    turn = torch.tensor([[c, 0, s, 0], [0, 1, 0, 0], [-s, 0, c, 0], [0, 0, 0, 1]], dtype=torch.float64)
+    return turn @ world_from_camera

@@ -1,0 +1,71 @@
+"""Images and video as uint8 tensors: decode, scale, encode. A file that cannot be read is named."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+def read_image(path: Path, height: int, width: int) -> Tensor:  # uint8 [H, W, 3]
+    """An image file scaled to the given size."""
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            rgb = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"image {path} is missing; complete the download") from None
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"image {path} cannot be decoded ({error}); get the file again") from error
+    return torch.from_numpy(np.asarray(rgb).copy())
+
+
+def write_image(image: Tensor, path: Path) -> None:  # uint8 [H, W, 3]
+    """PNG or JPEG, by the file's suffix."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image.cpu().numpy()).save(path, quality=95)
+
+
+def read_video(path: Path, indices: list[int], height: int, width: int) -> Tensor:  # uint8 [T, H, W, 3]
+    """The frames of these indices (increasing), scaled. A video that ends before them is refused by name."""
+    wanted, found = set(indices), []
+    for index, frame in enumerate(_decoded(path, height, width)):
+        if index in wanted:
+            found.append(frame)
+        if len(found) == len(indices):
+            return torch.stack(found)
+    raise ValueError(
+        f"video {path} ends before frame {indices[len(found)]} of {indices[-1]}; it is truncated or too short"
+    )
+
+
+def _decoded(path: Path, height: int, width: int) -> Iterator[Tensor]:
+    import av
+
+    if not path.is_file():
+        raise FileNotFoundError(f"video {path} is missing; check the manifest")
+    try:
+        with av.open(str(path)) as container:
+            for frame in container.decode(video=0):
+                yield torch.from_numpy(frame.to_ndarray(format="rgb24", width=width, height=height))
+    except av.error.FFmpegError as error:
+        raise ValueError(f"video {path} cannot be decoded ({error}); get the file again") from error
+
+
+def write_video(frames: Tensor, path: Path, fps: float) -> None:  # uint8 [T, H, W, 3]
+    """H.264 in the container of the file's suffix (.mp4). Height and width must be even."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
+        stream.options = {"crf": "12"}
+        for frame in frames.cpu().numpy():
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())

@@ -1,0 +1,177 @@
+"""nuScenes clips from tables that the library writes itself, in the official layout."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scenes import curved_drive, random_poses
+from torch import Tensor
+
+from merope.data.json_stream import stream_objects
+from merope.data.nuscenes import NuScenes, Window, read_split
+from merope.data.synth import MAP_FROM_WORLD, Drive, write_nuscenes
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Pinhole
+
+VERSION = "v1.0-mini"
+LENS = Pinhole(1266.4, 1266.4, 816.3, 491.5, 1600, 900)
+
+
+def stripes(cameras: Cameras) -> Tensor:  # uint8 [V, H, W, 3]
+    """A flat colour per frame: frame number in red, so that the order of frames can be checked."""
+    images = torch.zeros(cameras.count, 90, 160, 3, dtype=torch.uint8)
+    images[..., 0] = (4 * torch.arange(cameras.count))[:, None, None]
+    return images
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nuscenes")
+    drives = [
+        Drive(curved_drive(30), "rain, parked cars", "singapore-queenstown"),
+        Drive(
+            curved_drive(20, yaw_step_rad=-0.02), "night, turn left", "boston-seaport", start_us=1_700_000_000_000_000
+        ),
+    ]
+    small = Pinhole(126.64, 126.64, 81.63, 49.15, 160, 90)
+    write_nuscenes(folder, VERSION, drives, small, stripes)
+    return folder
+
+
+def rotation(quaternion: list[float]) -> np.ndarray:  # [3, 3]
+    """Rotation matrix of (w, x, y, z), written out independently of the library."""
+    w, (x, y, z) = quaternion[0], quaternion[1:]
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + 2 * w * cross + 2 * cross @ cross
+
+
+def rigid(row: dict[str, list[float]]) -> np.ndarray:  # [4, 4]
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = rotation(row["rotation"]), row["translation"]
+    return pose
+
+
+def test_poses_are_the_composition_of_the_tables(root: Path) -> None:
+    tables = {name: json.loads((root / VERSION / f"{name}.json").read_text()) for name in ("sample_data", "ego_pose")}
+    (calibration,) = json.loads((root / VERSION / "calibrated_sensor.json").read_text())
+    ego = {row["token"]: row for row in tables["ego_pose"]}
+    frames = NuScenes(root, VERSION).frames
+    expected = {r["filename"]: rigid(ego[r["ego_pose_token"]]) @ rigid(calibration) for r in tables["sample_data"]}
+    assert len(frames.filename) == len(expected) == 50
+    for name, pose in zip(frames.filename, frames.world_from_camera, strict=True):
+        assert np.abs(pose - expected[str(name)]).max() < 1e-12
+
+
+def test_poses_are_those_that_were_driven(root: Path) -> None:
+    clip = NuScenes(root, VERSION).clip(Window("scene-0000", 0, 30, 1), 90, 160, with_frames=False)
+    assert (clip.world_from_camera - MAP_FROM_WORLD @ curved_drive(30)).abs().max() < 1e-12
+
+
+def test_clips_carry_frames_lens_prompt_and_times(root: Path) -> None:
+    data = NuScenes(root, VERSION)
+    clip = data.clip(Window("scene-0000", 2, 4, 3), 45, 80)
+    assert clip.frames is not None
+    assert clip.frames.shape == (4, 45, 80, 3)
+    assert (clip.frames[..., 0].float().mean((1, 2)) - torch.tensor([8.0, 20.0, 32.0, 44.0])).abs().max() < 3
+    assert clip.caption == "rain, parked cars"
+    assert clip.location == "singapore-queenstown"
+    assert clip.fps == pytest.approx(4.0)
+    assert torch.allclose(clip.timestamps_s, torch.arange(4, dtype=torch.float64) / 4, atol=1e-5)
+    assert isinstance(clip.lens, Pinhole)
+    assert float(clip.lens.fx) == pytest.approx(126.64 / 2)
+    assert float(clip.lens.cy) == pytest.approx(49.15 / 2)
+    assert clip.latent_cameras().count == 1
+
+
+def test_windows_stay_inside_scenes_and_splits(root: Path, tmp_path: Path) -> None:
+    data = NuScenes(root, VERSION)
+    windows = data.windows(count=9)
+    assert len(windows) == (30 - 8) + (20 - 8)
+    scenes = data.frames.scene
+    assert all(len(set(scenes[w.start : w.start + 9])) == 1 for w in windows)
+    split = tmp_path / "splits.json"
+    split.write_text(json.dumps({"train": ["scene-0000"], "val": ["scene-0001"]}))
+    assert {w.scene for w in data.windows(count=9, scenes=read_split(split, "val"))} == {"scene-0001"}
+    assert len(data.windows(count=5, stride=2, step=4, scenes=["scene-0000"])) == 6
+    with pytest.raises(ValueError, match="scene-9999"):
+        data.windows(count=9, scenes=["scene-9999"])
+    with pytest.raises(ValueError, match="test"):
+        read_split(split, "test")
+
+
+def test_windows_do_not_cross_gaps_in_time(tmp_path: Path) -> None:
+    write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(20), "a")], LENS)
+    file = tmp_path / VERSION / "sample_data.json"
+    rows = json.loads(file.read_text())
+    for row in rows[10:]:
+        row["timestamp"] += 400_000
+    file.write_text(json.dumps(rows))
+    assert [w.start for w in NuScenes(tmp_path, VERSION).windows(count=9)] == [0, 1, 10, 11]
+
+
+def test_the_cache_is_used_and_equal(root: Path) -> None:
+    first, second = NuScenes(root, VERSION).frames, NuScenes(root, VERSION).frames
+    assert list((root / VERSION).glob("merope-*.npz"))
+    assert np.array_equal(first.world_from_camera, second.world_from_camera)
+    assert np.array_equal(first.filename, second.filename)
+
+
+def test_files_that_are_missing_or_broken_are_named(tmp_path: Path) -> None:
+    small = Pinhole(126.64, 126.64, 81.63, 49.15, 160, 90)
+    write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(8), "a")], small, stripes)
+    data = NuScenes(tmp_path, VERSION)
+    assert data.missing_files() == []
+    gone, broken = (tmp_path / str(name) for name in data.frames.filename[2:4])
+    gone.unlink()
+    broken.write_bytes(broken.read_bytes()[:100])
+    assert data.missing_files() == [str(data.frames.filename[2])]
+    with pytest.raises(FileNotFoundError, match=gone.name):
+        data.clip(Window("scene-0000", 2, 1, 1), 45, 80)
+    with pytest.raises(ValueError, match=rf"{broken.name} cannot be decoded"):
+        data.clip(Window("scene-0000", 3, 1, 1), 45, 80)
+
+
+def test_broken_tables_are_named(tmp_path: Path) -> None:
+    write_nuscenes(tmp_path, VERSION, [Drive(random_poses(6), "a")], LENS)
+    table = tmp_path / VERSION / "ego_pose.json"
+    text = table.read_text()
+    table.write_text(text[: len(text) // 2])
+    with pytest.raises(ValueError, match=r"ego_pose.json: broken off or malformed after \d+ objects"):
+        NuScenes(tmp_path, VERSION)
+    rows = json.loads(text)
+    table.write_text(json.dumps(rows[1:]))
+    with pytest.raises(ValueError, match=rf"lacks 1 poses, first {rows[0]['token']}"):
+        NuScenes(tmp_path, VERSION)
+    table.unlink()
+    with pytest.raises(FileNotFoundError, match=r"ego_pose.json is missing"):
+        NuScenes(tmp_path, VERSION)
+    with pytest.raises(ValueError, match=r"root must be a folder with v1.0-test"):
+        NuScenes(tmp_path, "v1.0-test")
+
+
+def test_duplicate_timestamps_and_wrong_channels_are_named(tmp_path: Path) -> None:
+    write_nuscenes(tmp_path, VERSION, [Drive(random_poses(6), "a")], LENS)
+    with pytest.raises(ValueError, match=r"channel must be .*'CAM_BACK'"):
+        NuScenes(tmp_path, VERSION, channel="CAM_BACK")
+    file = tmp_path / VERSION / "sample_data.json"
+    rows = json.loads(file.read_text())
+    rows[3]["timestamp"] = rows[2]["timestamp"]
+    file.write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match="have the same timestamp"):
+        NuScenes(tmp_path, VERSION)
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+def test_stream_equals_json(tmp_path: Path, indent: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("merope.data.json_stream.CHUNK_CHARACTERS", 37)
+    rows = [{"token": f"{i}", "text": 'a "quoted", [text] é ' * (i % 5), "list": [i, -1.5e-7, None]} for i in range(50)]
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(rows, indent=indent))
+    assert list(stream_objects(file)) == rows
+    file.write_text("[]")
+    assert list(stream_objects(file)) == []
+    file.write_text('{"a": 1}')
+    with pytest.raises(ValueError, match="expected a JSON list"):
+        list(stream_objects(file))

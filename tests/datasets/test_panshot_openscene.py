@@ -1,0 +1,134 @@
+"""PanShot and OpenScene clips from small files in their layouts."""
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scenes import curved_drive, random_poses
+
+from merope.data.openscene import read_infos, read_openscene
+from merope.data.panshot import clip_key, read_panshot, without_first_yaw
+from merope.data.video import write_image
+from merope.geometry.distorted_lenses import BrownConrady
+from merope.geometry.lenses import Pinhole, UnifiedCamera
+from merope.geometry.poses import inverse
+
+POSE_FILE = "aB-c_d-7-0-no_rot_aug_0.npy"
+
+
+@pytest.fixture
+def panshot(tmp_path: Path) -> Path:
+    np.save(tmp_path / POSE_FILE, random_poses(81, seed=3)[:, :3].numpy().astype(np.float32))
+    rows = [{"pose_path": POSE_FILE, "x_fov": 173.0, "xi": 1.66, "caption": "a street"}]
+    (tmp_path / "samples.json").write_text(json.dumps(rows))
+    (tmp_path / "near.jsonl").write_text(json.dumps({"video_id": "aB-c_d", "clip_id": 7, "near_depth": 0.5}) + "\n")
+    return tmp_path
+
+
+def test_panshot_normalisation_divides_translations_only(panshot: Path) -> None:
+    arguments = (panshot / "samples.json", panshot, 480, 832)
+    (off,), (on,) = (read_panshot(*arguments, near_depths=depths) for depths in (None, panshot / "near.jsonl"))
+    assert torch.allclose(on.world_from_camera[:, :3, 3], 2 * off.world_from_camera[:, :3, 3], atol=1e-6)
+    assert torch.equal(on.world_from_camera[:, :3, :3], off.world_from_camera[:, :3, :3])
+    assert not off.is_metric
+    assert off.caption == "a street"
+    assert isinstance(off.lens, UnifiedCamera)
+    edge, _ = off.lens.unproject(torch.tensor([0.0, 240.0], dtype=torch.float64))
+    assert math.degrees(math.acos(float(edge[2]))) == pytest.approx(173 / 2)
+    assert off.latent_cameras().count == 21
+
+
+def test_first_yaw_is_zero_and_nothing_else_changes(panshot: Path) -> None:
+    poses = random_poses(5, seed=8)
+    turned = without_first_yaw(poses)
+    assert abs(float(turned[0, 0, 2])) < 1e-15
+    assert float(turned[0, 2, 2]) > 0
+    assert (inverse(turned[:1]) @ turned - inverse(poses[:1]) @ poses).abs().max() < 1e-12
+    assert (turned[:, 1, :] - poses[:, 1, :]).abs().max() < 1e-12  # heights, pitch and roll
+    kept = read_panshot(panshot / "samples.json", panshot, 480, 832, zero_first_yaw=False)[0]
+    assert abs(float(kept.world_from_camera[0, 0, 2])) > 0.01
+
+
+def test_panshot_names_what_is_wrong(panshot: Path) -> None:
+    assert clip_key(POSE_FILE) == "aB-c_d-7"
+    (panshot / "near.jsonl").write_text(json.dumps({"video_id": "x", "clip_id": 1, "near_depth": 1.0}))
+    with pytest.raises(ValueError, match="a depth for aB-c_d-7"):
+        read_panshot(panshot / "samples.json", panshot, 480, 832, near_depths=panshot / "near.jsonl")
+    np.save(panshot / POSE_FILE, np.full((81, 3, 4), np.nan))
+    with pytest.raises(ValueError, match=f"poses of {POSE_FILE} must be finite"):
+        read_panshot(panshot / "samples.json", panshot, 480, 832)
+    (panshot / POSE_FILE).unlink()
+    with pytest.raises(FileNotFoundError, match=POSE_FILE):
+        read_panshot(panshot / "samples.json", panshot, 480, 832)
+    (panshot / "samples.json").write_text("[]")
+    with pytest.raises(ValueError, match="samples must be a JSON list"):
+        read_panshot(panshot / "samples.json", panshot, 480, 832)
+
+
+def infos(count: int, distortion: list[float]) -> list[dict[str, Any]]:
+    """Frames of a rig whose lidar stands 1 m above the camera's origin, driving `curved_drive`."""
+    lidar_from_camera = random_poses(seed=2)
+    frames = []
+    for index, world_from_camera in enumerate(curved_drive(count)):
+        camera = {
+            "data_path": f"CAM_F0/{index}.png",
+            "sensor2lidar_rotation": lidar_from_camera[:3, :3].numpy(),
+            "sensor2lidar_translation": lidar_from_camera[:3, 3].numpy(),
+            "cam_intrinsic": np.array([[1545.0, 0, 960], [0, 1545.0, 560], [0, 0, 1]]),
+            "distortion": np.array(distortion),
+        }
+        lidar2global = (world_from_camera @ inverse(lidar_from_camera)).numpy()
+        frames.append({"timestamp": 100_000 * index, "lidar2global": lidar2global, "cams": {"CAM_F0": camera}})
+    return frames
+
+
+def test_openscene_poses_lens_and_frames(tmp_path: Path) -> None:
+    frames = infos(6, [-0.35, 0.12, 1e-3, -2e-4, -0.02])
+    (tmp_path / "log.pkl").write_bytes(pickle.dumps(frames[::-1]))
+    for index in range(6):
+        write_image(torch.full((54, 96, 3), 30 * index, dtype=torch.uint8), tmp_path / f"CAM_F0/{index}.png")
+    clip = read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, allow_pickle=True)
+    assert (clip.world_from_camera - curved_drive(6)).abs().max() < 1e-12
+    assert clip.frames is not None
+    assert clip.frames[:, 0, 0, 0].tolist() == [0, 30, 60, 90, 120, 150]
+    assert clip.fps == pytest.approx(10.0)
+    assert isinstance(clip.lens, BrownConrady)
+    assert float(clip.lens.fx) == pytest.approx(1545 * 96 / 1920)
+    assert float(clip.lens.k3) == pytest.approx(-0.02)
+    (tmp_path / "straight.pkl").write_bytes(pickle.dumps({"infos": infos(2, [0.0] * 5)}))
+    straight = read_openscene(tmp_path / "straight.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+    assert isinstance(straight.lens, Pinhole)
+
+
+class Harm:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("this must not run",))
+
+
+def test_pickles_are_read_on_request_only_and_run_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "log.pkl"
+    file.write_bytes(pickle.dumps(infos(2, [])))
+    with pytest.raises(ValueError, match="allow_pickle must be True"):
+        read_infos(file)
+    file.write_bytes(pickle.dumps([Harm()]))
+    with pytest.raises(ValueError, match=r"builtins.print"):
+        read_infos(file, allow_pickle=True)
+    assert capsys.readouterr().out == ""
+    file.write_bytes(pickle.dumps(infos(2, []))[:50])
+    with pytest.raises(ValueError, match=r"log.pkl cannot be read"):
+        read_infos(file, allow_pickle=True)
+
+
+def test_openscene_duplicate_timestamps_and_channels_are_named(tmp_path: Path) -> None:
+    frames = infos(3, [])
+    frames[2]["timestamp"] = frames[1]["timestamp"]
+    (tmp_path / "log.pkl").write_bytes(pickle.dumps(frames))
+    with pytest.raises(ValueError, match="frames 1 and 2 have the same timestamp"):
+        read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+    with pytest.raises(ValueError, match=r"channel must be one of \['CAM_F0'\], got 'CAM_B0'"):
+        read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, channel="CAM_B0", allow_pickle=True)
