@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
-    methods = [("gta", "sdpa"), ("merope", "sdpa")]
+    methods = [("gta", "sdpa"), ("ucpe", "sdpa"), ("merope", "sdpa")]
     rows = [row for shape in options.shapes for row in rows_of(shape, torch.bfloat16, methods, options.repeats)]
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
