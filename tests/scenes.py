@@ -5,13 +5,33 @@ import math
 import torch
 from torch import Tensor
 
-from merope import AttentionPlan, Cameras, Lens, Pinhole, UnifiedCamera, attend
+from merope import (
+    AttentionPlan,
+    BrownConrady,
+    Cameras,
+    Equirectangular,
+    KannalaBrandt,
+    Lens,
+    Pinhole,
+    UnifiedCamera,
+    attend,
+)
+from merope.attention.dispatch import Backend
+from merope.encodings.protocol import Encoding
 from merope.geometry.poses import rigid
 from merope.geometry.quaternions import matrix_from_quaternion
 
 PINHOLE = Pinhole(120.0, 125.0, 128.0, 70.0, 256, 144)
 FISHEYE = UnifiedCamera.from_fov(195.0, 2.13, 256, 144)
 RIMMED = UnifiedCamera(60.0, 60.0, 100.0, 72.0, 1.8, 256, 144)  # its corners see nothing
+ZOOM = Pinhole(torch.tensor([90.0, 110.0, 130.0]), 100.0, 128.0, torch.tensor([72.0, 70.0, 60.0]), 256, 144)  # of three
+LENSES: dict[str, Lens] = {
+    "pinhole": PINHOLE,
+    "fisheye": FISHEYE,
+    "brown": BrownConrady(120.0, 125.0, 128.0, 70.0, 256, 144, k1=-0.1, p1=0.001),
+    "kannala": KannalaBrandt(80.0, 80.0, 128.0, 72.0, 256, 144, k1=0.01),
+    "panorama": Equirectangular(256, 128),
+}
 
 
 def random_rotations(*shape: int, seed: int = 0) -> Tensor:  # [*shape, 3, 3] float64
@@ -65,6 +85,15 @@ def random_qkv(batch: int, heads: int, tokens: int, dim: int, key_tokens: int | 
     return tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
 
 
+def random_content(batch: int, tokens: int, seed: int = 0) -> Tensor:  # [batch, tokens, 2] float64
+    """Log depths about 1, half-widths of both signs, some beyond every clamp; the first clip's are those of one."""
+    generator = torch.Generator().manual_seed(seed)
+    clips = [torch.randn(tokens, 2, dtype=torch.float64, generator=generator) for _ in range(batch)]
+    content = torch.stack(clips) + torch.tensor([1.0, 0.5])
+    content[:, 0], content[:, -1] = torch.tensor([8.0, 0.0]), torch.tensor([-6.0, 1.0])
+    return content
+
+
 def mixed_cameras(batch: bool, lens: Lens = RIMMED) -> Cameras:
     """Three cameras of which some have no pose (their matrices are NaN), by default through a lens with a rim."""
     poses = random_poses(2, 3) if batch else random_poses(3)
@@ -77,3 +106,17 @@ def assert_backends_agree(plan: AttentionPlan, batch: int = 1, heads: int = 2) -
     q, k, v = random_qkv(batch, heads, plan.query_tokens, plan.head_dim, plan.key_tokens)
     reference = attend(q, k, v, plan, backend="reference")
     assert (attend(q, k, v, plan, backend="sdpa") - reference).abs().max() < 1e-11
+
+
+def assert_gradients_reach_the_content(encoding: Encoding, cameras: Cameras, content: Tensor, backend: Backend) -> None:
+    """They are exact, none of the two cameras' two tokens is left out, and the extra token has nothing to learn."""
+    content = content.requires_grad_()
+    q, k, v = random_qkv(1, 1, 5, encoding.head_dim)
+
+    def attended(content: Tensor) -> Tensor:
+        return attend(q, k, v, encoding.plan(cameras, (1, 2), extra_tokens=1, content=content), backend=backend)
+
+    assert torch.autograd.gradcheck(attended, (content,))
+    (gradient,) = torch.autograd.grad(attended(content).square().sum(), content)
+    assert (gradient[:, :4].abs() > 0).all()
+    assert (gradient[:, 4] == 0).all()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from merope.data.clip import Clip
 from merope.data.json_stream import stream_objects
+from merope.data.trajectory import Trajectory
 from merope.data.video import read_image
 from merope.errors import invalid
 from merope.geometry.lenses import Pinhole
@@ -111,7 +112,7 @@ class NuScenes:
             frames = torch.stack([read_image(self.root / name, height, width) for name in table.filename[rows]])
         times_s = torch.from_numpy((table.timestamp_us[rows] - table.timestamp_us[rows[0]]) * 1e-6)
         return Clip(
-            name=f"{window.scene}/{self.channel}/{window.start}",
+            name=self.name(window),
             world_from_camera=torch.from_numpy(table.world_from_camera[rows]),
             lens=Pinhole(fx, fy, cx, cy, width, height),
             timestamps_s=times_s,
@@ -121,6 +122,21 @@ class NuScenes:
             location=str(table.location[scene]),
             traversal=str(table.log[scene]),
         )
+
+    def trajectory(self, window: Window) -> Trajectory:
+        """The path of a window, named like its clip."""
+        rows = window.start + window.stride * np.arange(window.count)
+        return Trajectory(
+            world_from_camera=torch.from_numpy(self.frames.world_from_camera[rows]),
+            is_metric=True,
+            convention="nuScenes ego pose ∘ calibration: camera-to-world in the map frame, OpenCV axes, metres",
+            timestamps_s=torch.from_numpy(self.frames.timestamp_us[rows] * 1e-6),
+            name=self.name(window),
+        )
+
+    def name(self, window: Window) -> str:
+        """What a window is called in manifests and messages."""
+        return f"{window.scene}/{self.channel}/{window.start}"
 
     def missing_files(self) -> list[str]:
         """Images that the tables name and the disk does not hold."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merope.data.render import render
 from merope.data.video import write_image
+from merope.data.world import World
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
 from merope.geometry.quaternions import quaternion_from_matrix
+from merope.geometry.trajectories import driving_path
 
 MAP_FROM_WORLD = torch.tensor([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
 """nuScenes maps have z up; worlds here have y down."""
@@ -32,6 +36,28 @@ class Drive:
     description: str
     location: str = "synthville"
     start_us: int = 1_600_000_000_000_000
+
+
+def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, height: int, width: int, seed: int) -> None:
+    """A data set of random drives through procedural streets, one world a scene, in nuScenes' layout."""
+    generator = torch.Generator().manual_seed(seed)
+    lens = Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)  # 65° like nuScenes
+    drives, worlds = [], []
+    for number in range(scenes):
+        path = driving_path(frames, 12.0, generator, prefix=min(9, frames))
+        world = World(seed + number).cleared(path)
+        drives.append(
+            Drive(path, f"a drive through street {seed + number}", start_us=1_600_000_000_000_000 + number * 10**9)
+        )
+        worlds.append(world)
+    remaining = iter(worlds)
+
+    def paint(cameras: Cameras) -> Tensor:  # uint8 [V, H, W, 3]
+        print(f"rendering {cameras.count} frames", file=sys.stderr)
+        image = render(next(remaining), cameras, height, width).image
+        return (255 * image).round().to(torch.uint8)
+
+    write_nuscenes(root, version, drives, lens, paint)
 
 
 def write_nuscenes(

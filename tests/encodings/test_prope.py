@@ -1,43 +1,21 @@
 """PRoPE against numbers of its public code, its formula, and GTA."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from scenes import (
-    FISHEYE,
-    PINHOLE,
-    assert_backends_agree,
-    degenerate_cameras,
-    mixed_cameras,
-    random_poses,
-    random_qkv,
-    random_rotations,
-    straight_drive,
-)
+from golden import Golden
+from scenes import FISHEYE, PINHOLE, ZOOM, random_poses, random_qkv
 from torch import Tensor
 
 import merope
-from merope import GTA, Cameras, Pinhole
+from merope import GTA, Cameras
 from merope.encodings.prope import PRoPE
-from merope.geometry.poses import rigid
-
-GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "prope.npz"
-ZOOM = Pinhole(torch.tensor([90.0, 110.0, 130.0]), 100.0, 128.0, torch.tensor([72.0, 70.0, 60.0]), 256, 144)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_equals_the_public_code(backend: str) -> None:
-    golden = np.load(GOLDEN)
-    q, k, v, out = (torch.from_numpy(golden[name]) for name in ("q", "k", "v", "out"))
-    rows, columns = golden["grid"].tolist()
-    lens = Pinhole(*torch.from_numpy(golden["intrinsics"]).unbind(-1), *golden["image_size"].tolist())
-    cameras = Cameras(torch.from_numpy(golden["world_from_camera"]), lens)
-    plan = PRoPE(head_dim=q.shape[-1]).plan(cameras, (rows, columns))
-    assert (merope.attend(q, k, v, plan, backend=backend) - out).abs().max() < 1e-9
+    golden = Golden("prope.npz")
+    ours = golden.attended(PRoPE(golden.head_dim), golden.pinhole, backend)
+    assert (ours - golden["out"]).abs().max() < 1e-9
 
 
 def projection(pose: Tensor, camera: int, scale: float) -> Tensor:  # [4, 4]
@@ -94,55 +72,6 @@ def test_other_lenses_are_refused_on_either_side() -> None:
             PRoPE().plan(query, (2, 3), key=key)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_backends_agree(batch: int) -> None:
-    query = mixed_cameras(batch == 2, ZOOM)
-    key = Cameras(random_poses(batch, 2, seed=5), Pinhole(100 + torch.rand(batch, 2), 90.0, 128.0, 72.0, 256, 144))
-    for plan in (
-        PRoPE(16).plan(query, (2, 3), extra_tokens=2),
-        PRoPE(16).plan(query, (2, 3), key=key, key_grid=(3, 2), key_times=[100.0, 101.5], key_extra_tokens=1),
-    ):
-        assert not plan.query_has_camera.all()
-        assert_backends_agree(plan, batch=2)
-
-
-@given(seed=st.integers(0, 10**6), exponent=st.floats(-2, 3))
-def test_any_rigid_change_of_the_world_changes_nothing(seed: int, exponent: float) -> None:
-    poses = random_poses(3, seed=seed)
-    world = rigid(random_rotations(seed=seed + 1), 10**exponent * random_poses(seed=seed + 2)[:3, 3])
-    q, k, v = random_qkv(1, 2, 18, 16)
-    outputs = [merope.attend(q, k, v, PRoPE(16).plan(Cameras(p, ZOOM), (2, 3))) for p in (poses, world @ poses)]
-    assert (outputs[0] - outputs[1]).abs().max() < 1e-9
-
-
-def test_values_grow_with_the_baseline() -> None:
-    value = torch.ones(128, dtype=torch.float64)
-    norms = [
-        (PRoPE().plan(Cameras(straight_drive(2, step_m), PINHOLE), (1, 1)).operator(0, 1) @ value).norm()
-        for step_m in (1e3, 1e4)
-    ]
-    assert float(norms[1] / norms[0]) == pytest.approx(10, rel=1e-2)
-
-
-@pytest.mark.parametrize("name", [name for name, c in degenerate_cameras().items() if isinstance(c.lens, Pinhole)])
-def test_degenerate_geometry_is_finite(name: str) -> None:
-    cameras = degenerate_cameras()[name]
-    poses = cameras.world_from_camera.clone().requires_grad_()
-    focal = torch.tensor(120.0, dtype=torch.float64, requires_grad=True)
-    plan = PRoPE(16).plan(Cameras(poses, Pinhole(focal, focal, 75.0, 45.0, 150, 90)), (3, 3))
-    out = merope.attend(*random_qkv(1, 1, plan.query_tokens, 16), plan)
-    gradients = torch.autograd.grad(out.square().sum(), (poses, focal))
-    assert out.isfinite().all()
-    assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head_dim": 60}, "head_dim must be a multiple of 8, got 60; the nearest is 64"),
-        ({"translation_scale": float("inf")}, "translation_scale must be finite.*got inf;"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PRoPE(**options)
+def test_an_infinite_scale_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"translation_scale must be finite.*got inf;"):
+        PRoPE(translation_scale=float("inf"))
