@@ -118,11 +118,7 @@ def rows_of(shape: str, dtype: torch.dtype, methods: list[tuple[str, str]], repe
             raise SystemExit(
                 f"{method}/{backend}: error {errors[0]:.3g} exceeds twice plain attention's {errors[1]:.3g}"
             )
-        plan = (
-            None
-            if method == "plain"
-            else merope.encoding(method).plan(cameras, (height, width)).to(dtype=torch.float32)
-        )
+        plan = None if method == "plain" else plan_for(method, cameras, (height, width))
         for direction in ("forward", "forward+backward"):
             run = step(q, k, v, plan, backend, direction)
             median, p10, p90, peak = timed(run, repeats)

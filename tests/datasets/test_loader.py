@@ -1,0 +1,144 @@
+"""The loader: order, resume, bad clips, workers."""
+
+import logging
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from scenes import PINHOLE, curved_drive
+
+from merope.data.clip import Clip
+from merope.data.curate import Curation
+from merope.data.loader import ClipLoader, NuScenesSource, collate, stacked
+from merope.data.nuscenes import NuScenes
+from merope.data.sampler import ClusterSampler
+from merope.data.synth import Drive, write_nuscenes
+from merope.data.video import read_video, write_video
+from merope.geometry.lenses import Pinhole, UnifiedCamera
+
+
+@dataclass(frozen=True)
+class Source:
+    """Clips whose frames hold their index; some cannot be read."""
+
+    count: int = 12
+    bad: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        return f"clip-{index}"
+
+    def clip(self, index: int) -> Clip:
+        if index in self.bad:
+            raise ValueError(f"video clip-{index}.mp4 cannot be decoded")
+        frames = torch.full((3, 4, 6, 3), index, dtype=torch.uint8)
+        lens = Pinhole(5.0 + index, 5.0, 3.0, 2.0, 6, 4)
+        times = torch.arange(3, dtype=torch.float64)
+        return Clip(self.name(index), curved_drive(3), lens, times, 12.0, frames, caption=f"caption {index}")
+
+
+def sampler(count: int = 12, **options: int) -> ClusterSampler:
+    cluster = torch.arange(count) % 3
+    return ClusterSampler(Curation(cluster, torch.arange(count)), seed=4, **options)
+
+
+def names(loader: ClipLoader, batches: int) -> list[tuple[str, ...]]:
+    return [batch.names for batch in islice(loader, batches)]
+
+
+def test_batches_carry_everything() -> None:
+    batch = next(iter(ClipLoader(Source(), sampler(), batch_size=4)))
+    indices = [int(name.split("-")[1]) for name in batch.names]
+    assert batch.frames.shape == (4, 3, 4, 6, 3)
+    assert batch.frames[:, 0, 0, 0, 0].tolist() == indices
+    assert batch.captions == tuple(f"caption {index}" for index in indices)
+    rays, valid = batch.cameras.rays((2, 3))
+    assert rays.shape == (4, 3, 6, 3)
+    assert valid.all()
+    assert isinstance(batch.cameras.lens, Pinhole)
+    assert batch.cameras.lens.fx[:, 0].tolist() == [5.0 + index for index in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_goes_on_with_the_next_clip(workers: int) -> None:
+    """Over the end of an epoch (12 clips) too, and although workers fetch ahead."""
+    whole = names(ClipLoader(Source(), sampler(), 5), 6)
+    first = ClipLoader(Source(), sampler(), 5, workers)
+    assert names(first, 3) == whole[:3]
+    second = ClipLoader(Source(), sampler(), 5, workers)
+    second.load_state_dict(first.state_dict())
+    assert names(second, 3) == whole[3:]
+
+
+def test_ranks_share_one_sequence() -> None:
+    together = [name for batch in names(ClipLoader(Source(), sampler(), 1), 12) for name in batch]
+    ranks = [names(ClipLoader(Source(), sampler(rank=rank, world_size=2), 1), 6) for rank in range(2)]
+    assert [name for pair in zip(*ranks, strict=True) for batch in pair for name in batch] == together
+
+
+def test_bad_clips_are_named_counted_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    loader = ClipLoader(Source(bad=(2, 5)), sampler(), 4)
+    with caplog.at_level(logging.WARNING):
+        drawn = [name for batch in names(loader, 20) for name in batch]
+    assert len(drawn) == 80
+    assert not {"clip-2", "clip-5"} & set(drawn)
+    assert loader.skipped.keys() == {"clip-2", "clip-5"}
+    assert "clip-2.mp4 cannot be decoded" in loader.skipped["clip-2"]
+    assert sorted(record.args[0] for record in caplog.records) == ["clip-2", "clip-5"]  # type: ignore[index]
+    everything = [name for batch in names(ClipLoader(Source(), sampler(), 1), 110) for name in batch]
+    assert drawn == [name for name in everything if name not in ("clip-2", "clip-5")][:80]
+
+
+def test_a_source_without_any_readable_clip_stops() -> None:
+    with pytest.raises(RuntimeError, match=r"none of the last \d+ clips could be read, the last: clip-"):
+        next(iter(ClipLoader(Source(bad=tuple(range(12))), sampler(), 2)))
+    with pytest.raises(ValueError, match="source must be at least one clip"):
+        ClipLoader(Source(0), sampler(), 2)
+
+
+def test_lenses_and_frames_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="lenses must be of one kind"):
+        stacked([PINHOLE, UnifiedCamera(100.0, 100.0, 128.0, 72.0, 0.5, 256, 144)])
+    clip = Source().clip(1)
+    without = Clip(clip.name, clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0)
+    with pytest.raises(ValueError, match="clip-1"):
+        collate([clip, without])
+    with pytest.raises(ValueError, match=r"frames of x must be \[3, 4, 6, 3\]"):
+        Clip(
+            "x", clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0, torch.zeros(3, 5, 6, 3, dtype=torch.uint8)
+        )
+
+
+def test_nuscenes_through_the_loader(tmp_path: Path) -> None:
+    lens = Pinhole(126.64, 126.64, 81.63, 49.15, 160, 90)
+    grey = lambda cameras: torch.full((cameras.count, 90, 160, 3), 128, dtype=torch.uint8)  # noqa: E731
+    write_nuscenes(tmp_path, "v1.0-mini", [Drive(curved_drive(14), "a"), Drive(curved_drive(14), "b")], lens, grey)
+    data = NuScenes(tmp_path, "v1.0-mini")
+    (tmp_path / str(data.frames.filename[0])).unlink()
+    source = NuScenesSource(data, data.windows(count=9), 36, 64)
+    loader = ClipLoader(source, sampler(len(source)), 2, workers=1)
+    batches = list(islice(loader, 12))
+    assert batches[0].frames.shape == (2, 9, 36, 64, 3)
+    assert loader.skipped.keys() == {"scene-0000/CAM_FRONT/0"}
+
+
+def test_video_round_trip_and_truncation(tmp_path: Path) -> None:
+    ramp = torch.linspace(0, 255, 64)[None, None, :, None].expand(12, 48, 64, 3)
+    frames = (ramp * torch.linspace(0.3, 1, 12)[:, None, None, None]).to(torch.uint8)
+    file = tmp_path / "clip.mp4"
+    write_video(frames, file, 12.0)
+    back = read_video(file, [0, 3, 11], 48, 64)
+    assert (back.float() - frames[[0, 3, 11]].float()).abs().mean() < 3
+    assert read_video(file, [2], 24, 32).shape == (1, 24, 32, 3)
+    with pytest.raises(ValueError, match=r"clip.mp4 ends before frame 12 of 15"):
+        read_video(file, [0, 12, 15], 48, 64)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"clip.mp4"):
+        read_video(file, list(range(12)), 48, 64)
+    with pytest.raises(FileNotFoundError, match=r"gone.mp4 is missing"):
+        read_video(tmp_path / "gone.mp4", [0], 48, 64)
