@@ -7,7 +7,8 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Lens, picked
+from merope.geometry.lens_batches import picked
+from merope.geometry.lenses import Lens
 
 LATENT_STRIDE = 4
 """RGB frames per latent frame of a causal video VAE; latent frame n has the pose of RGB frame 4n."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from merope.data.clip import Clip
-from merope.data.nuscenes import NuScenes, Window
 from merope.data.sampler import ClusterSampler, SamplerState
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Lens
+from merope.geometry.lens_batches import stacked
 
 LOG = logging.getLogger(__name__)
 
@@ -29,25 +28,6 @@ class ClipSource(Protocol):
 
     def clip(self, index: int) -> Clip:
         """Load it. ValueError or OSError for a clip that cannot be read."""
-
-
-@dataclass(frozen=True)
-class NuScenesSource:
-    """Windows of a nuScenes camera as clips of one size."""
-
-    data: NuScenes
-    windows: Sequence[Window]
-    height: int
-    width: int
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def name(self, index: int) -> str:
-        return self.data.name(self.windows[index])
-
-    def clip(self, index: int) -> Clip:
-        return self.data.clip(self.windows[index], self.height, self.width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,24 +56,6 @@ def collate(clips: Sequence[Clip]) -> Batch:
         captions=tuple(clip.caption for clip in clips),
         fps=torch.tensor([clip.fps for clip in clips]),
     )
-
-
-def stacked(lenses: Sequence[Lens]) -> Lens:
-    """One lens with parameters [B, 1] (or [B, T]) from B lenses of one kind and size."""
-    first = lenses[0]
-    if any(
-        type(lens) is not type(first) or (lens.width, lens.height) != (first.width, first.height) for lens in lenses
-    ):
-        kinds = sorted({f"{type(lens).__name__} {lens.width}×{lens.height}" for lens in lenses})
-        raise invalid("lenses", "of one kind and size within a batch", kinds, "batch clips of one camera model")
-    assert is_dataclass(first)
-    names = [f.name for f in fields(first) if f.init and isinstance(getattr(first, f.name), Tensor)]
-    return replace(first, **{name: torch.stack([_per_frame(lens, name) for lens in lenses]) for name in names})
-
-
-def _per_frame(lens: Lens, name: str) -> Tensor:  # [1] or [T]
-    value: Tensor = getattr(lens, name)
-    return value.expand(lens.batch_shape) if lens.batch_shape else value[None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ the leading ones of pixels and points. Values and gradients are finite for every
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
@@ -92,16 +92,6 @@ def moved(lens: AnyLens, target: torch.device | torch.dtype | str) -> AnyLens:
     """The same lens with its parameters on another device or in another precision."""
     values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
     return replace(lens, **{name: v.to(target) for name, v in values.items() if isinstance(v, Tensor)})
-
-
-def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
-    """The lenses of some cameras, along the last batch dimension; a lens that all cameras share stays as it is."""
-    if len(lens.batch_shape) == 0:
-        return lens
-    assert is_dataclass(lens)
-    values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
-    batched = {name: v for name, v in values.items() if isinstance(v, Tensor) and v.ndim > 0 and v.shape[-1] > 1}
-    return replace(lens, **{name: v[..., index.to(v.device)] for name, v in batched.items()})
 
 
 def aligned(lens: Lens, like: Tensor, *names: str) -> tuple[Tensor, ...]:  # [*batch, ...] -> each [*batch, 1, ...]

@@ -1,5 +1,6 @@
 """The loader: order, resume, bad clips, workers."""
 
+import json
 import logging
 from dataclasses import dataclass
 from itertools import islice
@@ -11,11 +12,15 @@ from scenes import PINHOLE, curved_drive
 
 from merope.data.clip import Clip
 from merope.data.curate import Curation
-from merope.data.loader import ClipLoader, NuScenesSource, collate, stacked
+from merope.data.formats import write
+from merope.data.loader import ClipLoader, collate
 from merope.data.nuscenes import NuScenes
 from merope.data.sampler import ClusterSampler
+from merope.data.sources import NuScenesSource, VideoSource, read_video_rows
 from merope.data.synth import Drive, write_nuscenes
+from merope.data.trajectory import Trajectory
 from merope.data.video import read_video, write_video
+from merope.geometry.lens_batches import picked, resized, stacked
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 
 
@@ -142,3 +147,58 @@ def test_video_round_trip_and_truncation(tmp_path: Path) -> None:
         read_video(file, list(range(12)), 48, 64)
     with pytest.raises(FileNotFoundError, match=r"gone.mp4 is missing"):
         read_video(tmp_path / "gone.mp4", [0], 48, 64)
+
+
+def write_video_data(folder: Path, lens: Pinhole | None, times_s: torch.Tensor) -> None:
+    """A video of 20 frames that brighten, its poses, and a manifest of three clips, the last too long."""
+    frames = torch.arange(20, dtype=torch.uint8)[:, None, None, None].expand(20, 32, 48, 3) * 10
+    write_video(frames, folder / "drive.mp4", 10.0)
+    path = Trajectory(curved_drive(20), True, "made for a test", times_s, lens)
+    write(path, folder / "drive.json")
+    rows = [
+        {"id": f"drive-{start}", "video": "drive.mp4", "poses": "drive.json", "start": start} for start in (0, 6, 14)
+    ]
+    rows[1]["stride"], rows[1]["caption"] = 2, "a street"
+    (folder / "clips.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+
+
+def test_videos_with_pose_files(tmp_path: Path) -> None:
+    write_video_data(tmp_path, Pinhole(60.0, 60.0, 48.0, 32.0, 96, 64), torch.arange(20, dtype=torch.float64) / 10)
+    source = VideoSource(read_video_rows(tmp_path / "clips.jsonl"), tmp_path, frames=7, height=16, width=24)
+    clip = source.clip(1)
+    assert clip.frames is not None
+    assert (clip.frames[:, 8, 12, 0].float() - torch.arange(60, 200, 20)).abs().max() < 8
+    assert (clip.world_from_camera - curved_drive(20)[6:20:2]).abs().max() < 1e-12
+    assert clip.fps == pytest.approx(5.0)
+    assert clip.caption == "a street"
+    assert float(clip.lens.fx) == pytest.approx(15.0)  # type: ignore[attr-defined]
+    loader = ClipLoader(source, sampler(3), 2)
+    next(iter(loader))
+    with pytest.raises(ValueError, match=r"poses of drive-14 must be at least 21, got 20"):
+        source.clip(2)
+
+
+def test_video_rows_name_what_is_missing(tmp_path: Path) -> None:
+    times = torch.arange(20, dtype=torch.float64) / 10
+    write_video_data(tmp_path, None, times)
+    source = VideoSource(read_video_rows(tmp_path / "clips.jsonl"), tmp_path, frames=3, height=16, width=24)
+    with pytest.raises(ValueError, match=r"lens of drive-0 must be in the pose file"):
+        source.clip(0)
+    (tmp_path / "bad.jsonl").write_text('{"id": "a", "video": "b"}')
+    with pytest.raises(ValueError, match=r"bad.jsonl, line 1"):
+        read_video_rows(tmp_path / "bad.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match=r"empty.jsonl must be at least one clip"):
+        read_video_rows(tmp_path / "empty.jsonl")
+
+
+def test_lenses_picked_and_resized() -> None:
+    lens = Pinhole(torch.arange(1.0, 7.0), 5.0, 3.0, 2.0, 6, 4)
+    some = picked(lens, torch.tensor([4, 1]))
+    assert isinstance(some, Pinhole)
+    assert some.fx.tolist() == [5.0, 2.0]  # type: ignore[union-attr]
+    assert picked(PINHOLE, torch.tensor([0])) is PINHOLE
+    pixels = 256 * torch.rand(10, 2, dtype=torch.float64)
+    scaled = resized(PINHOLE, 64, 72)
+    expected, _ = PINHOLE.unproject(pixels)
+    assert (scaled.unproject(pixels * torch.tensor([0.25, 0.5]))[0] - expected).abs().max() < 1e-12

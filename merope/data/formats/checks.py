@@ -1,0 +1,160 @@
+"""`validate`: what looks wrong with a trajectory that a file's syntax cannot tell, above all its convention.
+
+The statistic behind the checks of convention is the direction of travel seen by the camera, R_tᵀ (o_{t+1} − o_{t−1}).
+On a vehicle it is constant: its length-weighted mean m has |m| = 1, so `spread` = 1 − |m| is near 0 (θ²/2 for a scatter
+of θ), also for cameras that look sideways. Poses that were not inverted lose that as soon as the path turns. m_z, the
+share of travel along the optical axis, is +1 for driving ahead; OpenGL axes, and poses of a straight drive that were
+not inverted, turn it to −1. Hand-held paths that wander (spread above 0.03) give no evidence and are left alone.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from merope.data.trajectory import Trajectory
+from merope.geometry.poses import inverse
+from merope.geometry.trajectories import jumps, time_problem
+
+VEHICLE_SPREAD = 0.03  # a scatter of 14°; real driving has 1e-5, hand-held video 0.005 to 0.25
+LESS_CONSISTENT = 5.0  # how much larger a spread must be to count; honest hand-held paths differ by up to 2
+SPREAD_FLOOR = 2e-5  # below, noise of real poses decides
+BACKWARD = -0.7
+PATH_SHARE = 0.01  # of the given path's length: a shorter one is what an orbit about the origin leaves when inverted
+PAN_SHARE = 0.3  # of the inverted path's length: a shorter one is a pan on a tripod far from the origin
+UPRIGHT = 0.9
+MAX_SPEED_M_S = 60.0  # 216 km/h
+MAX_STEP_M = 20.0  # without times: two frames per second at 144 km/h
+SUBUNITS = {"centimetres": 100.0, "millimetres": 1000.0}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that looks wrong, and what to do about it."""
+
+    severity: Literal["error", "warning"]  # surely wrong, or unusual enough to look at
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Travel:
+    """How a path moves as seen by its camera."""
+
+    length: float  # of the path, each step counted twice
+    spread: float  # 0 for a fixed direction of travel, 1 for none
+    along_axis: float  # −1 to 1
+
+    @property
+    def is_vehicle_like(self) -> bool:
+        return self.spread < VEHICLE_SPREAD
+
+    @property
+    def scatter_deg(self) -> float:
+        return math.degrees(math.acos(max(-1.0, min(1.0, 1.0 - self.spread))))
+
+
+def validate(trajectory: Trajectory) -> list[Finding]:
+    """Findings about times, jumps, convention and unit; an empty list if nothing looks wrong."""
+    problem = None if trajectory.timestamps_s is None else time_problem(trajectory.timestamps_s)
+    times_s = trajectory.timestamps_s if problem is None else None
+    convention = _convention(trajectory, times_s)
+    findings = [_time_finding(problem), convention]
+    if convention is None or convention.severity == "warning":
+        findings += [_unit_finding(trajectory, times_s), _jump_finding(trajectory, times_s)]
+    return [finding for finding in findings if finding is not None]
+
+
+def _time_finding(problem: str | None) -> Finding | None:
+    if problem is None:
+        return None
+    return Finding("error", f"timestamps do not increase: {problem}", "drop repeated frames or sort by time")
+
+
+def travel(
+    world_from_camera: Tensor,  # [T, 4, 4]
+) -> Travel | None:
+    """The statistic of this module; None for fewer than three poses or a path that does not move."""
+    rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
+    seen = (rotation[1:-1].mT @ (centres[2:] - centres[:-2])[..., None]).squeeze(-1)
+    length = float(torch.linalg.vector_norm(seen, dim=-1).sum())
+    if length == 0.0:
+        return None
+    mean = seen.sum(0) / length
+    return Travel(length, 1.0 - float(torch.linalg.vector_norm(mean)), float(mean[2]))
+
+
+def _convention(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
+    poses = trajectory.world_from_camera
+    given, inverted = travel(poses), travel(inverse(poses))
+    if given is None or inverted is None:
+        return None
+    is_too_fast = trajectory.is_metric and _median_pace(poses, times_s) > _largest_pace(times_s)
+    comparable = given.length > PAN_SHARE * inverted.length
+    comparable &= inverted.length > PATH_SHARE * given.length or is_too_fast
+    if comparable and inverted.is_vehicle_like and _is_less_consistent(given, inverted):
+        return _inverted_finding(given, inverted)
+    if given.is_vehicle_like and given.along_axis < BACKWARD:
+        return _backward_finding(given, may_be_inverted=not _is_less_consistent(inverted, given), poses=poses)
+    return None
+
+
+def _is_less_consistent(a: Travel, b: Travel) -> bool:
+    return a.spread > LESS_CONSISTENT * max(b.spread, SPREAD_FLOOR)
+
+
+def _inverted_finding(given: Travel, inverted: Travel) -> Finding:
+    message = (
+        f"poses look like world-to-camera matrices: the direction of travel seen by the camera scatters by "
+        f"{given.scatter_deg:.1f}° as given and by {inverted.scatter_deg:.1f}° after inversion"
+    )
+    hint = "invert them: merope.geometry.poses.inverse(world_from_camera)"
+    if inverted.along_axis < BACKWARD:
+        hint += "; they then move backwards, so the axes may be OpenGL too: world_from_camera @ diag(1, -1, -1, 1)"
+    return Finding("error", message, hint)
+
+
+def _backward_finding(given: Travel, may_be_inverted: bool, poses: Tensor) -> Finding:
+    is_upside_down = float(poses[:, 2, 1].mean()) > UPRIGHT  # camera y along world z, the vertical of most z-up worlds
+    message = f"the camera travels against its optical axis (cosine {given.along_axis:.2f}), as if driving backwards"
+    if is_upside_down:
+        message += ", and its y axis, which should point down, points along the world's z axis"
+    hint = "if the axes are OpenGL (y up, z backwards), use world_from_camera @ diag(1, -1, -1, 1)"
+    if may_be_inverted:
+        hint += "; if the poses are world-to-camera, invert them (a drive this straight does not tell the two apart)"
+    return Finding("warning", message, hint + "; if the camera looks back or the vehicle reverses, all is well")
+
+
+def _median_pace(poses: Tensor, times_s: Tensor | None) -> float:
+    """Median speed in m/s, or metres per frame without times."""
+    if poses.shape[0] < 2:
+        return 0.0
+    steps = torch.linalg.vector_norm(poses[:, :3, 3].diff(dim=0), dim=-1)
+    return float((steps if times_s is None else steps / times_s.diff()).median())
+
+
+def _largest_pace(times_s: Tensor | None) -> float:
+    return MAX_STEP_M if times_s is None else MAX_SPEED_M_S
+
+
+def _unit_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
+    """Metric paths must move like something on a road."""
+    pace, largest = _median_pace(trajectory.world_from_camera, times_s), _largest_pace(times_s)
+    if not trajectory.is_metric or pace <= largest:
+        return None
+    unit = "m per frame" if times_s is None else "m/s"
+    name, factor = next(((n, f) for n, f in SUBUNITS.items() if pace / f <= largest), ("", 1.0))
+    hint = f"if they are in {name}, divide them by {factor:.0f} ({pace / factor:.3g} {unit})" if name else ""
+    hint = hint or "the scale is arbitrary or the poses are damaged: read them with is_metric=False or repair them"
+    return Finding("error", f"positions are not in metres: the median pace is {pace:.3g} {unit}", hint)
+
+
+def _jump_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
+    found = jumps(trajectory.world_from_camera, times_s).tolist()
+    if not found:
+        return None
+    steps = ", ".join(f"{k}→{k + 1}" for k in found[:5]) + (" …" if len(found) > 5 else "")
+    message = f"{len(found)} jumps in position or orientation, between frames {steps}"
+    return Finding("warning", message, "split the path there, or drop the frames that lost track")

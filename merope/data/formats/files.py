@@ -1,0 +1,193 @@
+"""How pose files are opened: numbers in lines, JSON and arrays, with errors that name the file and the line."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.geometry.poses import check_rigid, rigid
+from merope.geometry.quaternions import matrix_from_quaternion
+
+QUATERNION_TOLERANCE = 1e-2  # files with four digits are off by 1e-4
+SAMPLE_LINES = 8
+CUT_OFF = "the file is cut off, damaged or of another format"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of numbers and where it stands."""
+
+    place: str  # "file.txt:12"
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What formats are told apart by: the content of a path, never its name."""
+
+    files: frozenset[str] = frozenset()  # of a folder
+    document: object = None  # of a JSON file
+    array_shape: tuple[int, ...] = ()  # of a NumPy file
+    lines: tuple[str, ...] = ()  # the first lines of a text that are not blank, comments included
+
+    @property
+    def data_lines(self) -> tuple[str, ...]:
+        return tuple(line for line in self.lines if not line.startswith("#"))
+
+
+def take_sample(path: Path) -> Sample:
+    """Look into a file or folder."""
+    if path.is_dir():
+        return Sample(files=frozenset(child.name for child in path.iterdir()))
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"\x93NUMPY"):
+        return Sample(array_shape=load_array(path).shape)
+    text = read_text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return Sample(document=load_json(path))
+    lines = (line.strip() for line in text.splitlines())
+    return Sample(lines=tuple(line for line in lines if line)[:SAMPLE_LINES])
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, refused if empty or not UTF-8."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise invalid(str(path), "UTF-8 text", f"binary data at byte {error.start}", CUT_OFF) from None
+    if not text.strip():
+        raise invalid(str(path), "a pose file", "an empty file", "export the poses again")
+    return text
+
+
+def load_json(path: Path) -> object:
+    """The document of a JSON file."""
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise invalid(f"{path}:{error.lineno}", "valid JSON", f"{error.msg} at column {error.colno}", CUT_OFF) from None
+
+
+def load_array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    """The array of a NumPy file; pickled objects are refused."""
+    try:
+        array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise invalid(str(path), "a NumPy array of numbers", str(error), CUT_OFF) from None
+    return array
+
+
+def data_lines(path: Path) -> Iterator[tuple[str, str]]:  # place, text
+    """The lines of a text that are neither blank nor comments."""
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield f"{path}:{number}", line.strip()
+
+
+def as_numbers(texts: Sequence[str]) -> list[float] | None:
+    """The numbers that texts spell, None if one of them is no number."""
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        return None
+
+
+def numbers(place: str, texts: Sequence[str], layout: str) -> list[float]:
+    """The numbers of a line, which `layout` names one by one."""
+    values = as_numbers(texts)
+    expected = f"{len(layout.split())} numbers ({layout})"
+    if values is None:
+        word = next(text for text in texts if as_numbers([text]) is None)
+        raise invalid(place, expected, repr(word), CUT_OFF)
+    if len(values) != len(layout.split()):
+        raise invalid(place, expected, f"{len(values)} of them", CUT_OFF)
+    return values
+
+
+def poses_from_rows(
+    places: Sequence[str],
+    matrices: Tensor,  # [T, 3, 4] as the file has them: camera-to-world or world-to-camera
+) -> Tensor:  # [T, 4, 4] float64, rigid
+    """Rigid motions, or an error that names the line of the first matrix that is none."""
+    poses = rigid(matrices[..., :3], matrices[..., 3])
+    try:
+        return check_rigid(poses)
+    except ValueError:
+        for place, pose in zip(places, poses, strict=True):
+            check_rigid(pose, place)
+        raise
+
+
+def rotations_from_quaternions(
+    places: Sequence[str],
+    wxyz: Tensor,  # [T, 4]
+) -> Tensor:  # [T, 3, 3]
+    """Rotations of quaternions that are of unit length but for the digits of the file."""
+    norms = torch.linalg.vector_norm(wxyz, dim=-1)
+    bad = (~((norms - 1).abs() < QUATERNION_TOLERANCE)).nonzero()
+    if len(bad):
+        k = int(bad[0])
+        fix = "check the order of the columns and that no line is damaged"
+        raise invalid(places[k], "a unit quaternion", f"one of length {float(norms[k]):.4g}", fix)
+    return matrix_from_quaternion(wxyz / norms[:, None])
+
+
+def require_rows(path: Path, rows: Sequence[object], layout: str) -> None:
+    """Refuse a file without a single line of data."""
+    if not rows:
+        raise invalid(str(path), f"lines of {layout}", "no line of data", CUT_OFF)
+
+
+def entry(place: str, document: object, key: str) -> object:
+    """document[key] of a JSON object, or an error that says where and what is missing."""
+    if not isinstance(document, Mapping):
+        raise invalid(place, f"a JSON object with {key!r}", type(document).__name__, CUT_OFF)
+    if key not in document:
+        raise invalid(place, f"a JSON object with {key!r}", f"only {sorted(document)[:12]}", CUT_OFF)
+    return document[key]
+
+
+def frame_list(place: str, document: object) -> list[object]:
+    """The non-empty list under "frames"."""
+    frames = entry(place, document, "frames")
+    if not isinstance(frames, list) or not frames:
+        raise invalid(f"{place} frames", "a list with at least one frame", repr(frames)[:40], CUT_OFF)
+    return frames
+
+
+def matrix(place: str, rows: object, shape: tuple[int, int]) -> list[list[float]]:
+    """A matrix of numbers of a JSON document."""
+    try:
+        array = np.array(rows, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(0)
+    if array.shape != shape:
+        got = list(array.shape) if array.size else repr(rows)[:60]
+        raise invalid(place, f"a {shape[0]} × {shape[1]} matrix of numbers", got, CUT_OFF)
+    return array.tolist()
+
+
+def natural_order(names: Sequence[str]) -> list[int]:
+    """Indices that sort names as people do: frame_9 before frame_10."""
+    keys = [
+        [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", n)] for n in names
+    ]
+    return sorted(range(len(names)), key=keys.__getitem__)
+
+
+def shared_or_per_frame(values: Sequence[float]) -> Tensor:  # [T] -> [] or [T] float64
+    """A lens parameter of T frames: one number if all frames agree."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    return tensor[0] if bool((tensor == tensor[0]).all()) else tensor
+
+
+def shown(values: Sequence[float], separator: str = " ") -> str:
+    """Numbers with all their digits: what is read back is what was written."""
+    return separator.join(repr(float(value)) for value in values)

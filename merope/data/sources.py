@@ -1,0 +1,115 @@
+"""Tables of clips for the loader: windows of nuScenes, and videos with pose files in any format."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from merope.data.clip import Clip
+from merope.data.formats import read
+from merope.data.nuscenes import NuScenes, Window
+from merope.data.trajectory import Trajectory
+from merope.data.video import read_video
+from merope.errors import invalid
+from merope.geometry.lens_batches import picked, resized
+
+
+@dataclass(frozen=True)
+class NuScenesSource:
+    """Windows of a nuScenes camera as clips of one size."""
+
+    data: NuScenes
+    windows: Sequence[Window]
+    height: int
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def name(self, index: int) -> str:
+        return self.data.name(self.windows[index])
+
+    def clip(self, index: int) -> Clip:
+        return self.data.clip(self.windows[index], self.height, self.width)
+
+
+@dataclass(frozen=True)
+class VideoRow:
+    """A clip of a video: frames start, start + stride, … of a file, with the same rows of a pose file."""
+
+    id: str
+    video: str
+    poses: str
+    start: int = 0
+    stride: int = 1
+    caption: str = ""
+
+
+def read_video_rows(file: Path) -> list[VideoRow]:
+    """Rows of a JSON-lines file {"id", "video", "poses", "start", "stride", "caption"}; other fields are left alone.
+
+    A manifest of `merope curate` may be the same file: its fields stand beside these.
+    """
+    rows, known = [], VideoRow.__dataclass_fields__.keys()
+    for number, line in enumerate(Path(file).read_text().splitlines(), start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+                rows.append(VideoRow(**{name: value for name, value in row.items() if name in known}))
+            except (json.JSONDecodeError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{file}, line {number}: {error}; expected an object with id, video and poses"
+                ) from None
+    if not rows:
+        raise invalid(str(file), "at least one clip", "none", "check how the manifest was made")
+    return rows
+
+
+@dataclass(frozen=True)
+class VideoSource:
+    """Videos and pose files below a folder as clips of one length and size."""
+
+    rows: Sequence[VideoRow]
+    root: Path
+    frames: int
+    height: int
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, index: int) -> str:
+        return self.rows[index].id
+
+    def clip(self, index: int) -> Clip:
+        row = self.rows[index]
+        path = _trajectory(self.root / row.poses)
+        chosen = row.start + row.stride * torch.arange(self.frames)
+        if int(chosen[-1]) >= path.count:
+            raise invalid(f"poses of {row.id}", f"at least {int(chosen[-1]) + 1}", path.count, "shorten the clip")
+        if path.lens is None:
+            raise invalid(f"lens of {row.id}", "in the pose file", "none", f"write intrinsics into {row.poses}")
+        if path.timestamps_s is None or not bool((path.timestamps_s.diff() > 0).all()):
+            raise invalid(
+                f"times of {row.id}", "increasing timestamps", "none or others", f"write them into {row.poses}"
+            )
+        times_s = path.timestamps_s[chosen]
+        return Clip(
+            name=row.id,
+            world_from_camera=path.world_from_camera[chosen],
+            lens=resized(picked(path.lens, chosen), self.width, self.height),
+            timestamps_s=times_s - times_s[0],
+            fps=float(1 / times_s.diff().median()) if self.frames > 1 else 1.0,
+            frames=read_video(self.root / row.video, chosen.tolist(), self.height, self.width),
+            caption=row.caption,
+            is_metric=path.is_metric,
+        )
+
+
+@lru_cache(maxsize=64)
+def _trajectory(file: Path) -> Trajectory:
+    """Many clips are cut from one path."""
+    return read(file)

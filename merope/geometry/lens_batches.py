@@ -1,0 +1,43 @@
+"""Lenses made from given ones: picked from a clip, stacked to a batch, scaled with their images."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.geometry.lenses import Lens
+
+HORIZONTAL, VERTICAL = ("fx", "cx"), ("fy", "cy")  # parameters in pixels
+
+
+def _parameters(lens: Lens) -> dict[str, Tensor]:
+    assert is_dataclass(lens)
+    values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
+    """The lenses of some cameras, along the last batch dimension; a lens that all cameras share stays as it is."""
+    if len(lens.batch_shape) == 0:
+        return lens
+    values = {name: value.expand(lens.batch_shape) for name, value in _parameters(lens).items()}
+    return replace(lens, **{name: value[..., index.to(value.device)] for name, value in values.items()})  # type: ignore[type-var]
+
+
+def stacked(lenses: Sequence[Lens]) -> Lens:
+    """One lens with parameters [B, 1] (or [B, T]) from B lenses of one kind and size."""
+    first = lenses[0]
+    kinds = sorted({f"{type(lens).__name__} {lens.width}×{lens.height}" for lens in lenses})
+    if len(kinds) > 1:
+        raise invalid("lenses", "of one kind and size within a batch", kinds, "batch clips of one camera model")
+    values = [{n: v.expand(lens.batch_shape or (1,)) for n, v in _parameters(lens).items()} for lens in lenses]
+    return replace(first, **{name: torch.stack([value[name] for value in values]) for name in values[0]})  # type: ignore[type-var]
+
+
+def resized(lens: Lens, width: int, height: int) -> Lens:
+    """The lens of images that were scaled to another size; pixel corners stay corners."""
+    scale = dict.fromkeys(HORIZONTAL, width / lens.width) | dict.fromkeys(VERTICAL, height / lens.height)
+    scaled = {name: scale[name] * value for name, value in _parameters(lens).items() if name in scale}
+    return replace(lens, width=width, height=height, **scaled)  # type: ignore[type-var]

@@ -1,0 +1,203 @@
+"""`validate`: wrong conventions, units and times are found with a hint, and good files are left alone."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import random_rotations, straight_drive
+from torch import Tensor
+
+from merope.data import formats
+from merope.data.formats import Finding, validate
+from merope.data.formats.checks import travel
+from merope.data.trajectory import Trajectory
+from merope.geometry.poses import inverse, relative, rigid
+from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
+from merope.geometry.trajectories import driving_path, lateral_shift, turn
+
+DATA = Path(__file__).parents[1] / "data"
+OPENGL = torch.diag(torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64))
+seeds = st.integers(0, 2**31)
+
+
+def as_trajectory(poses: Tensor, frame_rate_hz: float | None = 12.0, is_metric: bool = True) -> Trajectory:
+    times = None if frame_rate_hz is None else torch.arange(len(poses), dtype=torch.float64) / frame_rate_hz
+    return Trajectory(poses, is_metric, "made for a test", timestamps_s=times)
+
+
+def drive(seed: int) -> Tensor:  # [49, 4, 4] in some world far from the origin of its frame
+    path = driving_path(49, 12.0, torch.Generator().manual_seed(seed), prefix=9)
+    world = rigid(random_rotations(seed=seed % 1000), torch.tensor([300.0, -20.0, 90.0], dtype=torch.float64))
+    return world @ path
+
+
+def centimetres(poses: Tensor) -> Tensor:
+    return rigid(poses[:, :3, :3], 100.0 * poses[:, :3, 3])
+
+
+def only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+@pytest.fixture(scope="module")
+def comma() -> Trajectory:
+    """A minute of real highway, 1,200 poses in Earth-centred coordinates."""
+    load = {
+        n: torch.from_numpy(np.load(DATA / "comma2k19" / f"frame_{n}.npy"))
+        for n in ("positions", "orientations", "times")
+    }
+    rotation = matrix_from_quaternion(torch.nn.functional.normalize(load["orientations"], dim=-1))
+    return Trajectory(rigid(rotation[..., [1, 2, 0]], load["positions"]), True, "comma2k19", load["times"].double())
+
+
+def clips(trajectory: Trajectory) -> list[Trajectory]:
+    """The whole minute, and five-second pieces of it relative to their first camera."""
+    pieces = [trajectory]
+    assert trajectory.timestamps_s is not None
+    for k in range(0, trajectory.count - 100, 100):
+        poses = trajectory.world_from_camera[k : k + 100]
+        pieces.append(Trajectory(relative(poses[:1], poses), True, "clip", trajectory.timestamps_s[k : k + 100]))
+    return pieces
+
+
+def test_real_files_are_left_alone(comma: Trajectory) -> None:
+    for path in sorted((DATA / "re10k").glob("*.txt")):
+        assert validate(formats.read(path)) == []
+    for clip in clips(comma):
+        assert validate(clip) == []
+        assert validate(replace(clip, timestamps_s=None)) == []
+
+
+@given(seeds)
+def test_good_drives_are_left_alone(seed: int) -> None:
+    path = drive(seed)
+    for variant in (path, turn(path, -0.3, 9, 12.0), lateral_shift(path, 3.0, 9), path[:2], path[:1]):
+        assert validate(as_trajectory(variant)) == []
+    aside = matrix_from_quaternion(quaternion_from_axis_angle(path.new_tensor([0.0, 1.0, 0.0]), path.new_tensor(1.2)))
+    assert validate(as_trajectory(path @ rigid(aside, path.new_tensor([0.5, 0.0, -1.0])))) == []
+
+
+def test_inverted_poses_are_found_on_real_roads(comma: Trajectory) -> None:
+    for clip in clips(comma):
+        finding = only(validate(replace(clip, world_from_camera=inverse(clip.world_from_camera))))
+        assert "world-to-camera" in finding.message + finding.hint
+        assert "invert" in finding.hint
+
+
+@given(seeds)
+def test_inverted_poses_are_found_and_told_apart_from_opengl(seed: int) -> None:
+    path = drive(seed)
+    finding = only(validate(as_trajectory(inverse(path))))
+    assert finding.severity == "error"
+    assert "look like world-to-camera" in finding.message
+    assert "OpenGL" not in finding.hint
+    both = only(validate(as_trajectory(inverse(path @ OPENGL))))
+    assert "look like world-to-camera" in both.message
+    assert "OpenGL" in both.hint
+
+
+@given(seeds)
+def test_opengl_axes_are_found(seed: int) -> None:
+    path = drive(seed)
+    for metric in (True, False):
+        finding = only(validate(as_trajectory(path @ OPENGL, is_metric=metric)))
+        assert finding.severity == "warning"
+        assert "against its optical axis" in finding.message
+        assert "OpenGL" in finding.hint
+
+
+def test_opengl_axes_are_found_on_real_roads(comma: Trajectory) -> None:
+    for clip in clips(comma):
+        assert "OpenGL" in only(validate(replace(clip, world_from_camera=clip.world_from_camera @ OPENGL))).hint
+
+
+def test_a_straight_drive_backwards_may_be_either_and_says_so() -> None:
+    for poses in (inverse(straight_drive(20)), straight_drive(20) @ OPENGL):
+        finding = only(validate(as_trajectory(poses)))
+        assert "OpenGL" in finding.hint
+        assert "world-to-camera" in finding.hint
+    curve = driving_path(49, 12.0, torch.Generator().manual_seed(4), prefix=9) @ OPENGL
+    assert "world-to-camera" not in only(validate(as_trajectory(curve))).hint
+
+
+def test_an_upside_down_camera_in_a_world_with_z_up_is_mentioned() -> None:
+    z_up_from_y_down = torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
+    path = z_up_from_y_down @ driving_path(49, 12.0, torch.Generator().manual_seed(4), prefix=9)
+    assert validate(as_trajectory(path)) == []
+    assert "points along the world's z axis" in only(validate(as_trajectory(path @ OPENGL))).message
+    reversing = path.flip(0)
+    assert "points along the world's z axis" not in only(validate(as_trajectory(reversing))).message
+
+
+@given(seeds, st.sampled_from([12.0, None]))
+def test_centimetres_are_found_where_metres_are_claimed(seed: int, rate: float | None) -> None:
+    path = driving_path(49, 12.0, torch.Generator().manual_seed(seed), prefix=9)
+    path[:, :3, 3] *= 3.0  # 6 to 45 m/s, so that steps alone are telling
+    finding = only(validate(as_trajectory(centimetres(path), rate)))
+    assert finding.severity == "error"
+    assert "not in metres" in finding.message
+    assert "in centimetres, divide them by 100" in finding.hint
+    assert validate(as_trajectory(centimetres(path), rate, is_metric=False)) == []
+
+
+def test_millimetres_and_nonsense_are_told_from_centimetres() -> None:
+    assert "in millimetres, divide them by 1000" in only(validate(as_trajectory(straight_drive(9, step_m=2.5e3)))).hint
+    assert "is_metric=False" in only(validate(as_trajectory(straight_drive(9, step_m=1e6)))).hint
+
+
+def test_centimetres_are_found_on_real_roads(comma: Trajectory) -> None:
+    for clip in clips(comma):
+        finding = only(validate(replace(clip, world_from_camera=centimetres(clip.world_from_camera))))
+        assert "in centimetres" in finding.hint
+
+
+@given(seeds)
+def test_pans_and_orbits_are_no_reason_to_invert(seed: int) -> None:
+    """A tripod far from the origin, and an orbit about something that creeps: their inverses move more steadily."""
+    noise = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    yaw = torch.linspace(0, 1.5, 60, dtype=torch.float64)
+    turns = matrix_from_quaternion(quaternion_from_axis_angle(yaw.new_tensor([0.0, 1.0, 0.0]).expand(60, 3), yaw))
+    tripod = rigid(turns, yaw.new_tensor([500.0, 0.0, 80.0]) + 1e-3 * noise)
+    assert validate(as_trajectory(tripod)) == []
+    pitch = 0.05 * torch.sin(4 * yaw)
+    rotation = matrix_from_quaternion(quaternion_from_axis_angle(yaw.new_tensor([1.0, 0.0, 0.0]).expand(60, 3), pitch))
+    creep = torch.linspace(0.0, 0.02, 60, dtype=torch.float64)[:, None] * yaw.new_tensor([0.0, 0.0, 1.0])
+    orbit = rigid(rotation, creep - 40.0 * rotation[..., 2])
+    assert validate(as_trajectory(orbit, is_metric=False)) == []
+
+
+def test_bad_times_are_named() -> None:
+    good = as_trajectory(straight_drive(10))
+    assert good.timestamps_s is not None
+    for value, words in ((2 / 12.0, "duplicate timestamp at index 3"), (0.0, "backwards"), (math.nan, "NaN or inf")):
+        times = good.timestamps_s.clone()
+        times[3] = value
+        finding = only(validate(replace(good, timestamps_s=times)))
+        assert finding.severity == "error"
+        assert words in finding.message
+
+
+@given(seeds, st.integers(1, 47))
+def test_jumps_are_named(seed: int, frame: int) -> None:
+    path = drive(seed)
+    path[frame:, :3, 3] += 40.0
+    finding = only(validate(as_trajectory(path)))
+    assert f"{frame - 1}→{frame}" in finding.message
+
+
+def test_the_statistic_is_what_its_description_says() -> None:
+    ahead = travel(straight_drive(10, step_m=2.0))
+    assert ahead is not None
+    assert (ahead.length, ahead.spread, ahead.along_axis) == pytest.approx((32.0, 0.0, 1.0))
+    assert travel(torch.eye(4, dtype=torch.float64).repeat(5, 1, 1)) is None
+    zigzag = straight_drive(9)
+    zigzag[:, 0, 3] = zigzag[:, 2, 3] * 0 + torch.tensor([0, 0, 1, 1, 0, 0, 1, 1, 0]) * 1.7
+    seen = travel(zigzag)
+    assert seen is not None
+    assert 0.05 < seen.spread < 0.5

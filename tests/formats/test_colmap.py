@@ -1,0 +1,105 @@
+"""COLMAP text against pycolmap: poses and every camera model, in both directions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+import pytest
+import torch
+from lens_zoo import LENSES
+from paths import largest, lens_difference, random_trajectory
+
+from merope.data import formats
+from merope.data.formats.colmap import MODELS
+from merope.geometry.poses import inverse
+
+PARAMETERS = {
+    "f": 500.0, "fx": 501.0, "fy": 498.0, "cx": 322.0, "cy": 237.0, "k1": 0.02, "k2": -0.01, "k3": 0.003, "k4": -5e-4,
+    "k5": 1e-3, "k6": 2e-3, "p1": 1e-3, "p2": -8e-4, "alpha": 0.6, "beta": 1.1, "w": 640.0, "h": 480.0,
+}  # fmt: skip
+
+
+def points_ahead(count: int = 50) -> np.ndarray:  # [count, 3]
+    generator = np.random.default_rng(0)
+    return np.concatenate((generator.uniform(-0.5, 0.5, (count, 2)), np.ones((count, 1))), axis=1) * 3.0
+
+
+def write_with_pycolmap(folder: Path, model: str) -> pycolmap.Reconstruction:
+    reconstruction = pycolmap.Reconstruction()
+    parameters = [PARAMETERS[name] for name in MODELS[model][1].split()]
+    camera = pycolmap.Camera(model=model, width=640, height=480, params=parameters, camera_id=3)
+    reconstruction.add_camera_with_trivial_rig(camera)
+    generator = np.random.default_rng(1)
+    for k in (2, 10, 1):
+        rotation = pycolmap.Rotation3d(generator.normal(size=4) / 1.0)
+        rotation.normalize()
+        image = pycolmap.Image(name=f"image {k}.png", camera_id=3, image_id=k)
+        reconstruction.add_image_with_trivial_frame(image, pycolmap.Rigid3d(rotation, generator.normal(size=3)))
+    reconstruction.write_text(folder)
+    return reconstruction
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_pycolmap_writes_is_read_as_it_means(tmp_path: Path, model: str) -> None:
+    theirs = write_with_pycolmap(tmp_path, model)
+    ours = formats.read(tmp_path)
+    assert formats.detect(tmp_path) == formats.detect(tmp_path / "images.txt") == "colmap"
+    assert ours.frame_names == ("image 1.png", "image 2.png", "image 10.png")
+    assert not ours.is_metric
+    camera_from_world = inverse(ours.world_from_camera).numpy()
+    for k, image_id in enumerate((1, 2, 10)):
+        expected = theirs.images[image_id].cam_from_world().matrix()
+        assert np.abs(camera_from_world[k, :3] - expected).max() < 1e-12
+    assert ours.lens is not None
+    pixels, valid = ours.lens.project(torch.from_numpy(points_ahead()))
+    assert valid.all()
+    expected = np.asarray(theirs.cameras[3].img_from_cam(points_ahead()))
+    assert np.abs(pixels.numpy() - expected).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["pinhole", "brown", "rational", "fisheye", "extended-0.7", "panorama"])
+def test_what_we_write_is_read_by_pycolmap_as_we_mean(tmp_path: Path, name: str) -> None:
+    trajectory = replace(random_trajectory("colmap"), lens=LENSES[name])
+    formats.write(trajectory, tmp_path / "model", "colmap")
+    theirs = pycolmap.Reconstruction(tmp_path / "model")
+    assert theirs.num_images() == 7
+    images = {image.name: image for image in theirs.images.values()}
+    for frame_name, pose in zip(trajectory.frame_names or (), inverse(trajectory.world_from_camera), strict=True):
+        assert np.abs(images[frame_name].cam_from_world().matrix() - pose[:3].numpy()).max() < 1e-12
+    (camera,) = theirs.cameras.values()
+    pixels, _ = LENSES[name].project(torch.from_numpy(points_ahead()))
+    assert np.abs(np.asarray(camera.img_from_cam(points_ahead())) - pixels.numpy()).max() < 1e-9
+    back = formats.read(tmp_path / "model")
+    assert lens_difference(back.lens, LENSES[name]) < 1e-12
+    assert largest(back.world_from_camera - trajectory.world_from_camera) < 1e-12
+
+
+def test_points_may_be_listed_or_blank(tmp_path: Path) -> None:
+    write_with_pycolmap(tmp_path, "PINHOLE")
+    images = tmp_path / "images.txt"
+    blank = formats.read(tmp_path).world_from_camera
+    lines = images.read_text().splitlines()
+    filled = [line if line.strip() else "10.0 20.0 -1 30.0 40.0 7" for line in lines]
+    images.write_text("\n".join(filled))
+    assert torch.equal(formats.read(tmp_path).world_from_camera, blank)
+
+
+def test_models_without_a_lens_of_ours_and_mixed_models_are_refused(tmp_path: Path) -> None:
+    write_with_pycolmap(tmp_path, "PINHOLE")
+    cameras, images = tmp_path / "cameras.txt", tmp_path / "images.txt"
+    cameras.write_text("# comment\n3 FOV 640 480 500 500 320 240 0.9\n")
+    with pytest.raises(ValueError, match=r"cameras.txt:2 must be one of the models SIMPLE_PINHOLE.*, got FOV"):
+        formats.read(tmp_path)
+    cameras.write_text("1 PINHOLE 640 480 500 500 320 240\n")
+    with pytest.raises(
+        ValueError, match=r"images.txt:\d+ must be an image of a camera in cameras.txt \(\[1\]\), got 3"
+    ):
+        formats.read(tmp_path)
+    cameras.write_text("3 PINHOLE 640 480 500 500 320 240\n4 PINHOLE 320 240 500 500 320 240\n")
+    images.write_text(images.read_text().replace(" 3 image 10", " 4 image 10"))
+    with pytest.raises(ValueError, match=r"one camera model and image size for all images, got 2"):
+        formats.read(tmp_path)
+    cameras.write_text("3 PINHOLE 640 480 500 500 320\n")
+    with pytest.raises(ValueError, match=r"cameras.txt:1 must be 4 numbers \(fx fy cx cy\), got 3 of them"):
+        formats.read(tmp_path)
