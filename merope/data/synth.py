@@ -44,7 +44,7 @@ def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, heig
     lens = Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)  # 65° like nuScenes
     drives, worlds = [], []
     for number in range(scenes):
-        path = driving_path(frames, 12.0, generator, prefix=min(9, frames))
+        path = driving_path(frames, 12.0, generator, prefix=1)
         world = World(seed + number).cleared(path)
         drives.append(
             Drive(path, f"a drive through street {seed + number}", start_us=1_600_000_000_000_000 + number * 10**9)

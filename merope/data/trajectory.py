@@ -37,7 +37,7 @@ class Trajectory:
         if self.frame_names is not None and len(self.frame_names) != count:
             raise invalid("frame_names", f"{count} names", len(self.frame_names), "pass one name per pose")
         if self.lens is not None and tuple(self.lens.batch_shape) not in ((), (count,)):
-            raise invalid("lens", f"one lens, or one per pose [{count}]", list(self.lens.batch_shape), "match the poses")
+            raise invalid("lens", f"one, or one per pose [{count}]", list(self.lens.batch_shape), "match the poses")
 
     @property
     def count(self) -> int:

@@ -29,19 +29,17 @@ JUMP_TURN_RAD = math.radians(45.0)
 
 
 def driving_path(
-    count: int, frame_rate_hz: float, generator: torch.Generator, prefix: int, camera_height_m: float = 1.5
+    count: int, frame_rate_hz: float, generator: torch.Generator, prefix: int
 ) -> Tensor:  # [count, 4, 4] float64
     """A random drive whose first `prefix` frames do not predict the rest.
 
     Speed and yaw rate are constant during the prefix; then both go, as fast as the limits above allow, to targets that
-    are drawn independently of the prefix and again every two seconds. World: x right, y down, z forward at the start,
-    ground y = 0; level cameras at y = −camera_height_m, the first one above the origin.
+    are drawn independently of the prefix and again every two seconds. The first pose is the identity; cameras stay
+    level (y down) at its height.
     """
     _check_after(prefix, count, "prefix")
     speed_m_s, yaw_rate_rad_s = driving_controls(count, frame_rate_hz, generator, prefix)
-    path = unicycle_path(speed_m_s, yaw_rate_rad_s, frame_rate_hz)
-    path[:, 1, 3] = -camera_height_m
-    return path
+    return unicycle_path(speed_m_s, yaw_rate_rad_s, frame_rate_hz)
 
 
 def driving_controls(

@@ -1,0 +1,95 @@
+"""Frames per second of the procedural world's renderer.
+
+    python benchmarks/render.py [--device cpu|cuda] [--out benchmarks/results/render-cpu.json]
+
+Each row renders fresh worlds, cleared along a 12 m drive, through a pinhole (FoV 64°) or a fisheye (FoV 173°, ξ 1.66);
+the time covers lens rays, ray casting, shading and the separate depth pass, not the making of the worlds, which has a
+row of its own. On a CPU one world and its clip are rendered at a time, on CUDA a batch of worlds at once.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merope.data.render import render
+from merope.data.world import World
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import UnifiedCamera
+
+LENSES = {"pinhole": (64.0, 0.0), "fisheye": (173.0, 1.66)}
+SIZES = ((72, 128), (144, 256))
+FRAMES = 13
+
+
+def drive(worlds: int, device: str) -> Tensor:  # [worlds, FRAMES, 4, 4]
+    poses = torch.eye(4, dtype=torch.float64, device=device).repeat(worlds, FRAMES, 1, 1)
+    poses[..., 2, 3] = torch.linspace(0.0, 12.0, FRAMES, dtype=torch.float64, device=device)
+    return poses
+
+
+def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
+    """Least time of a few repeats, after one to warm up: what the machine can do when nothing else runs."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def measure(device: str, repeats: int) -> list[dict[str, object]]:
+    count = 48 if device == "cuda" else 1
+    poses = drive(count, device)
+    made_s = seconds(lambda: World(range(count), device).cleared(poses), device, repeats)
+    worlds = World(range(count), device).cleared(poses)
+    present, boxes = worlds.solids.present.double(), worlds.solids.boxes
+    rows: list[dict[str, object]] = [{"what": "make and clear worlds", "worlds": count, "per_second": count / made_s}]
+    for lens, (fov_deg, xi) in LENSES.items():
+        for height, width in SIZES:
+            cameras = Cameras(poses, UnifiedCamera.from_fov(fov_deg, xi, width, height).to(device))
+            for samples in (1, 2):
+                frames_s = seconds(
+                    lambda c=cameras, s=samples: render(worlds, c, c.lens.height, c.lens.width, s), device, repeats
+                )
+                rows.append(
+                    {
+                        "what": "render", "worlds": count, "lens": lens, "height": height, "width": width,
+                        "samples": samples, "boxes": round(float(present[:, :boxes].sum(-1).mean())),
+                        "ellipsoids": round(float(present[:, boxes:].sum(-1).mean())),
+                        "per_second": count * FRAMES / frames_s,
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Print the table and write the rows."""
+    parser = argparse.ArgumentParser(description="frames per second of the procedural world")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    rows = measure(arguments.device, arguments.repeats)
+    print("| size | lens | rays per pixel | boxes + ellipsoids | frames/s |\n|---|---|---|---|---|")
+    for row in rows[1:]:
+        solids = f"{row['boxes']} + {row['ellipsoids']}"
+        rate = f"{row['per_second']:,.1f}"
+        print(f"| {row['height']}×{row['width']} | {row['lens']} | {row['samples']}² | {solids} | {rate} |")
+    print(f"worlds made and cleared per second: {rows[0]['per_second']:,.0f}")
+    name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    report = {"device": name, "torch": torch.__version__, "load_1min": os.getloadavg()[0], "rows": rows}
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

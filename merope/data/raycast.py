@@ -1,0 +1,156 @@
+"""Where rays meet a plane, upright boxes and upright ellipsoids: closed forms, and the nearest hit among many solids.
+
+All functions take any floating dtype and are component-major (x, y, z first), which keeps each component contiguous.
+A distance is metres along a unit ray to the first surface in front of the origin, inf where there is none.
+
+Many rays against many solids: a solid that stands upright lies inside a vertical cylinder, which fills a wedge of
+bearings seen from the camera. Two products per pair of ray and solid tell whether the ray is inside the wedge; only the
+few pairs that are get intersected. This leaves nothing out, whatever the lens. There is no matrix product in it, so a
+training run's TF32 or autocast settings do not touch it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TINY = 1e-20  # stands in for a direction component of 0, whose slab is then passed at ±1e20 m instead of ±inf or NaN
+WEDGE_MARGIN = 1e-5  # widens wedges beyond float32 rounding of the cosines
+
+
+def ray_plane(
+    drop_m: Tensor,  # [n] signed distance from the origin to the plane, along its normal
+    slope: Tensor,  # [n] component of the unit direction along the same normal
+) -> Tensor:  # [n] metres
+    """Distance to a plane, from either side."""
+    distance = drop_m / torch.where(slope == 0.0, TINY, slope)
+    return torch.where((distance > 0.0) & (slope != 0.0), distance, math.inf)
+
+
+def box_interval(
+    origin: Tensor,  # [3, n] in the box's frame
+    direction: Tensor,  # [3, n]
+    half: Tensor,  # [3, n] half sizes
+) -> tuple[Tensor, Tensor]:  # [n] twice
+    """Where lines enter and leave a box, in units of `direction`; lines that leave before they enter miss it."""
+    inverse = 1.0 / torch.where(direction.abs() < TINY, TINY, direction)
+    middle, reach = -origin * inverse, half * inverse.abs()
+    return (middle - reach).amax(dim=0), (middle + reach).amin(dim=0)
+
+
+def ellipsoid_interval(
+    origin: Tensor,  # [3, n] in the ellipsoid's frame
+    direction: Tensor,  # [3, n]
+    radii: Tensor,  # [3, n]
+) -> tuple[Tensor, Tensor]:  # [n] twice
+    """Where lines enter and leave an ellipsoid, in units of `direction`; (inf, -inf) where they miss it.
+
+    Scaled to the unit sphere: distance to the line's nearest point, and the half chord there. The offset of that point
+    is computed as a vector, which loses nothing far away, unlike |o|² − 1.
+    """
+    o, d = origin / radii, direction / radii
+    length = d.square().sum(dim=0).clamp_min(TINY)
+    nearest = -(o * d).sum(dim=0) / length
+    square = (1.0 - (o + nearest * d).square().sum(dim=0)) / length
+    half_chord = square.clamp_min(0.0).sqrt()
+    missed = square < 0.0
+    return torch.where(missed, math.inf, nearest - half_chord), torch.where(missed, -math.inf, nearest + half_chord)
+
+
+Interval = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def first_surface(enter: Tensor, leave: Tensor) -> Tensor:  # [n], [n] -> [n]
+    """Distance to the first surface in front of the origin; the far one for an origin inside."""
+    distance = torch.where(enter > 0.0, enter, leave)
+    return torch.where((leave >= enter) & (distance > 0.0), distance, math.inf)
+
+
+def ray_box(origin: Tensor, direction: Tensor, half: Tensor) -> Tensor:  # [3, n] three times -> [n]
+    """Distance to a box about 0 with half sizes `half`."""
+    return first_surface(*box_interval(origin, direction, half))
+
+
+def ray_ellipsoid(origin: Tensor, direction: Tensor, radii: Tensor) -> Tensor:  # [3, n] three times -> [n]
+    """Distance to an ellipsoid about 0."""
+    return first_surface(*ellipsoid_interval(origin, direction, radii))
+
+
+def turned_into(
+    yaw_cos_sin: Tensor,  # [2, n]
+    vectors: Tensor,  # [3, n] scene axes
+) -> Tensor:  # [3, n] axes of something turned about y by yaw
+    """Vectors in the axes of an upright solid."""
+    cosine, sine = yaw_cos_sin
+    x, y, z = vectors
+    return torch.stack((cosine * x - sine * z, y, sine * x + cosine * z))
+
+
+@dataclass(frozen=True, eq=False)
+class SeenSolids:
+    """Solids as C cameras see them: in each solid's own axes, the camera at `origin`."""
+
+    origin: Tensor  # [3, C · N] of the camera, metres
+    half: Tensor  # [3, C · N]
+    yaw_cos_sin: Tensor  # [2, C · N]
+    bearing: Tensor  # [C, N, 2] horizontal unit vector (x, z) from the camera to the solid, scene axes
+    wedge_cos: Tensor  # [C, N] cosine of the wedge's half-angle: -2 all bearings, 2 for absent solids
+
+    def part(self, start: int, stop: int) -> "SeenSolids":
+        """Solids start..stop of every camera."""
+        shape = self.wedge_cos.shape
+        origin, half, yaw = (
+            t.unflatten(1, shape)[:, :, start:stop].flatten(1) for t in (self.origin, self.half, self.yaw_cos_sin)
+        )
+        return SeenSolids(origin, half, yaw, self.bearing[:, start:stop], self.wedge_cos[:, start:stop])
+
+
+def seen_solids(
+    centre_m: Tensor,  # [C, N, 3] float64, relative to the camera, scene axes
+    half_m: Tensor,  # [C, N, 3]
+    yaw_rad: Tensor,  # [C, N]
+    present: Tensor,  # bool [C, N]
+    dtype: torch.dtype = torch.float32,
+) -> SeenSolids:
+    """Prepare solids for `nearest`: all differences in float64, cast last."""
+    yaw = torch.stack((yaw_rad.cos(), yaw_rad.sin())).flatten(1)
+    origin = turned_into(yaw, -centre_m.movedim(-1, 0).flatten(1))
+    flat = centre_m[..., ::2]
+    distance = torch.linalg.vector_norm(flat, dim=-1)
+    radius = torch.linalg.vector_norm(half_m[..., ::2], dim=-1)
+    outside = distance > radius * (1.0 + WEDGE_MARGIN)
+    sine = torch.where(outside, radius / distance.clamp_min(TINY), 0.0)
+    wedge = torch.where(outside, (1.0 - sine.square()).sqrt() - WEDGE_MARGIN, -2.0)
+    wedge = torch.where(present, wedge, 2.0)
+    bearing = flat / distance.clamp_min(TINY)[..., None]
+    half = half_m.movedim(-1, 0).flatten(1)
+    return SeenSolids(*(t.to(dtype) for t in (origin, half, yaw, bearing, wedge)))
+
+
+def nearest(
+    solids: SeenSolids,
+    interval: Interval,
+    directions: Tensor,  # [3, C, P] unit, scene axes
+) -> tuple[Tensor, Tensor]:  # [C · P] metres, int64 [C · P]
+    """Distance to the nearest solid along each ray, and its index c · N + n into the solids; inf and -1 for none."""
+    cameras, count = solids.wedge_cos.shape
+    rays_per_camera = directions.shape[-1]
+    solid, pixel = _inside_wedges(solids, directions).flatten(0, 1).nonzero(as_tuple=True)
+    ray = solid.div(count, rounding_mode="floor") * rays_per_camera + pixel
+    direction = turned_into(solids.yaw_cos_sin[:, solid], directions.flatten(1)[:, ray])
+    distance = first_surface(*interval(solids.origin[:, solid], direction, solids.half[:, solid]))
+    met = distance.isfinite().nonzero().squeeze(-1)
+    solid, ray, distance = solid[met], ray[met], distance[met]
+    best = directions.new_full((cameras * rays_per_camera,), math.inf).scatter_reduce(0, ray, distance, "amin")
+    winner = torch.where(distance == best[ray], solid, -1)
+    return best, solid.new_full(best.shape, -1).scatter_reduce(0, ray, winner, "amax")
+
+
+def _inside_wedges(solids: SeenSolids, directions: Tensor) -> Tensor:  # [3, C, P] -> bool [C, N, P]
+    x, _, z = directions
+    level = (x.square() + z.square()).sqrt().clamp_min(TINY)
+    x, z = (x / level)[:, None], (z / level)[:, None]
+    bearing_x, bearing_z = solids.bearing.movedim(-1, 0)[..., None]
+    return torch.addcmul(bearing_x * x, bearing_z, z) >= solids.wedge_cos[..., None]

@@ -1,0 +1,59 @@
+"""`merope data synth` and `merope curate`, from an empty folder to a manifest."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from scenes import curved_drive
+
+from merope.cli import main
+from merope.data.curate import read_manifest
+from merope.data.formats import write
+from merope.data.nuscenes import NuScenes, Window
+from merope.data.trajectory import Trajectory
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("synth")
+    size = ["--size", "18", "32"]
+    assert main(["data", "synth", "--out", str(root), "--scenes", "2", "--frames", "8", "--seed", "3", *size]) == 0
+    return root
+
+
+def test_synth_writes_a_readable_data_set(synthetic: Path) -> None:
+    data = NuScenes(synthetic, "v1.0-mini")
+    assert data.missing_files() == []
+    assert data.frames.scene_name.tolist() == ["scene-0000", "scene-0001"]
+    clip = data.clip(Window("scene-0000", 0, 8, 1), 18, 32)
+    assert clip.frames is not None
+    brightness = clip.frames.float().mean((1, 2))
+    assert (brightness > 40).all()  # a lit street, not a black image
+    assert (brightness < 230).all()
+    assert clip.frames.float().std(dim=(1, 2)).min() > 10  # and not a flat one
+    assert not torch.equal(clip.frames[0], clip.frames[-1])
+
+
+def test_curate_windows_of_a_data_set(synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--version", "v1.0-mini", "--frames", "5", "--clusters", "2", "--out", str(tmp_path)]
+    assert main(["curate", "--nuscenes", str(synthetic), *options]) == 0
+    manifest = read_manifest(tmp_path / "manifest.jsonl")
+    assert len(manifest.ids) == 8
+    assert manifest.ids[0] == "scene-0000/CAM_FRONT/0"
+    assert json.loads((tmp_path / "curation.json").read_text())["seed"] == 0
+    assert (tmp_path / "curation.png").read_bytes().startswith(b"\x89PNG")
+    assert "manifest.jsonl" in capsys.readouterr().out
+
+
+def test_curate_pose_files(tmp_path: Path) -> None:
+    files = []
+    for number, yaw_step_rad in enumerate((0.0, 0.02, 0.2)):
+        path = Trajectory(curved_drive(12, yaw_step_rad=yaw_step_rad), True, "made for a test", name=f"path-{number}")
+        files.append(tmp_path / f"path-{number}.json")
+        write(path, files[-1])
+    out = tmp_path / "out"
+    assert main(["curate", "--poses", *map(str, files), "--clusters", "1", "--out", str(out)]) == 0
+    manifest = read_manifest(out / "manifest.jsonl")
+    assert manifest.ids == ("path-0", "path-1", "path-2")
+    assert manifest.curation.kept.sum() >= 2  # the sharp turn is more than a metre from the others
