@@ -109,14 +109,18 @@ def assert_backends_agree(plan: AttentionPlan, batch: int = 1, heads: int = 2) -
 
 
 def assert_gradients_reach_the_content(encoding: Encoding, cameras: Cameras, content: Tensor, backend: Backend) -> None:
-    """They are exact, none of the two cameras' two tokens is left out, and the extra token has nothing to learn."""
+    """They are exact, and none of the two cameras' two tokens is left out; the extra token neither gives nor gets."""
     content = content.requires_grad_()
     q, k, v = random_qkv(1, 1, 5, encoding.head_dim)
 
-    def attended(content: Tensor) -> Tensor:
-        return attend(q, k, v, encoding.plan(cameras, (1, 2), extra_tokens=1, content=content), backend=backend)
+    def attended(content: Tensor) -> Tensor:  # [5, d]
+        plan = encoding.plan(cameras, (1, 2), extra_tokens=1, content=content)
+        return attend(q, k, v, plan, backend=backend)[0, 0]
 
-    assert torch.autograd.gradcheck(attended, (content,))
-    (gradient,) = torch.autograd.grad(attended(content).square().sum(), content)
+    assert torch.autograd.gradcheck(lambda content: attended(content)[:4], (content,))
+    out = attended(content)
+    (gradient,) = torch.autograd.grad(out.square().sum(), content, retain_graph=True)
     assert (gradient[:, :4].abs() > 0).all()
     assert (gradient[:, 4] == 0).all()
+    (of_extra,) = torch.autograd.grad(out[4].square().sum(), content)
+    assert (of_extra == 0).all()
