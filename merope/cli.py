@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 
@@ -17,7 +18,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_synth(data.add_parser("synth", help="write a small data set of the procedural world in a real one's layout"))
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
+    try:
+        return run(options)
+    except (ValueError, OSError) as error:  # something to be mended by the user, not a fault of the program
+        print(f"merope: {error}", file=sys.stderr)
+        return 2
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +57,9 @@ def _add_curate(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--poses", type=Path, nargs="+", help="pose files of equal length, in any format that is read")
     source.add_argument("--nuscenes", type=Path, metavar="ROOT", help="windows of a nuScenes camera")
+    parser.add_argument(
+        "--metric", action="store_true", help="the pose files are in metres, whatever their format says"
+    )
     parser.add_argument("--version", default="v1.0-trainval", help="folder of nuScenes tables")
     parser.add_argument("--frames", type=int, default=49, help="frames of a nuScenes window")
     parser.add_argument("--step", type=int, default=1, help="frames between the beginnings of windows")
@@ -69,12 +77,17 @@ def _curate(options: argparse.Namespace) -> int:
     from merope.data.curate import curate_trajectories, summary
     from merope.data.formats import read
     from merope.data.nuscenes import NuScenes
+    from merope.errors import invalid
 
     if options.nuscenes is not None:
         data = NuScenes(options.nuscenes, options.version)
-        trajectories = [data.trajectory(window) for window in data.windows(options.frames, step=options.step)]
+        windows = data.windows(options.frames, step=options.step)
+        if not windows:
+            raise invalid("frames", f"at most {data.longest_scene}, the longest scene", options.frames, "ask for fewer")
+        trajectories = [data.trajectory(window) for window in windows]
     else:
-        trajectories = [read(path) for path in options.poses]
+        is_metric = True if options.metric else None
+        trajectories = [replace(read(path, is_metric=is_metric), name=str(path)) for path in options.poses]
     clusters = min(options.clusters, len(trajectories))
     curation = curate_trajectories(
         trajectories, options.out, clusters, options.suppression, options.seed, options.scope

@@ -143,7 +143,8 @@ def _growth_exponents(method: Encoding) -> tuple[float, float]:
     for baseline_m in (1e3, 1e4):
         u = _operators(method, _apart(baseline_m))[0, -1]
         logits = torch.einsum("hi,ij,hj->h", features[0], u, features[1])
-        sizes.append((logits.square().mean().sqrt(), (features[2] @ u.mT).square().mean().sqrt()))
+        values = features[2] @ u.mT if method.transform_values else features[2]
+        sizes.append((logits.square().mean().sqrt(), values.square().mean().sqrt()))
     logit, value = (float(torch.log10(far / near)) for near, far in zip(*sizes, strict=True))
     return logit, value
 

@@ -13,7 +13,7 @@ LAYERS = {
     "taxonomy": {"errors", "geometry", "attention", "encodings"},
     "trilemma": {"errors", "geometry", "attention", "encodings"},
     "data": {"errors", "geometry"},
-    "cli": {"data", "demo", "geometry", "taxonomy"},
+    "cli": {"data", "demo", "errors", "geometry", "taxonomy"},
 }
 
 

@@ -9,6 +9,7 @@ from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import picked
 from merope.geometry.lenses import Lens
+from merope.geometry.poses import check_rigid
 
 LATENT_STRIDE = 4
 """RGB frames per latent frame of a causal video VAE; latent frame n has the pose of RGB frame 4n."""
@@ -31,9 +32,9 @@ class Clip:
     is_metric: bool = True
     location: str = ""
     traversal: str = ""
-    cluster: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "world_from_camera", check_rigid(self.world_from_camera, f"poses of {self.name}"))
         count = self.world_from_camera.shape[0]
         if self.frames is not None and self.frames.shape != (count, self.lens.height, self.lens.width, 3):
             expected = [count, self.lens.height, self.lens.width, 3]

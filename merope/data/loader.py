@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from merope.data.clip import Clip
+from merope.data.curate import Curation, Manifest
 from merope.data.sampler import ClusterSampler, SamplerState
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
@@ -27,7 +28,7 @@ class ClipSource(Protocol):
         """What the clip is called in a manifest and in messages."""
 
     def clip(self, index: int) -> Clip:
-        """Load it. ValueError or OSError for a clip that cannot be read."""
+        """Load it; raise if it cannot be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,12 @@ class Batch:
     cameras: Cameras  # [B, T]
     captions: tuple[str, ...]
     fps: Tensor  # [B]
+    timestamps_s: Tensor  # [B, T] float64, from the first frame
+    is_metric: Tensor  # bool [B]
+    clusters: Tensor  # int64 [B]
 
 
-def collate(clips: Sequence[Clip]) -> Batch:
+def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
     """Clips of one length, size and kind of lens as a batch."""
     frames = [clip.frames for clip in clips if clip.frames is not None]
     shapes = {tuple(frame.shape) for frame in frames}
@@ -55,26 +59,46 @@ def collate(clips: Sequence[Clip]) -> Batch:
         cameras=Cameras(poses, stacked([clip.lens for clip in clips])),
         captions=tuple(clip.caption for clip in clips),
         fps=torch.tensor([clip.fps for clip in clips]),
+        timestamps_s=torch.stack([clip.timestamps_s for clip in clips]),
+        is_metric=torch.tensor([clip.is_metric for clip in clips]),
+        clusters=torch.tensor(clusters),
     )
 
 
+def curation_of(source: ClipSource, manifest: Manifest) -> Curation:
+    """The manifest's clusters and prototypes in the order of the source, matched by name."""
+    row = {name: index for index, name in enumerate(manifest.ids)}
+    names = [source.name(index) for index in range(len(source))]
+    missing = [name for name in names if name not in row]
+    if missing or len(names) != len(row):
+        got = f"{len(missing)} of {len(names)} clips not in it, first {missing[:1]}; {len(row)} rows"
+        raise invalid("manifest", "a row for every clip of the source and no other", got, "curate this source again")
+    order = torch.tensor([row[name] for name in names])
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    return Curation(manifest.curation.cluster[order], place[manifest.curation.prototype[order]])
+
+
 @dataclass(frozen=True)
-class _Skipped:
-    name: str
-    reason: str
+class _Loaded:
+    """A clip, or why there is none."""
+
+    index: int
+    clip: Clip | None
+    reason: str = ""
 
 
-class _Clips(Dataset["Clip | _Skipped"]):
-    """Loads in worker processes; a clip that cannot be read comes back as its name and the reason."""
+class _Clips(Dataset[_Loaded]):
+    """Loads in worker processes."""
 
     def __init__(self, source: ClipSource) -> None:
         self.source = source
 
-    def __getitem__(self, index: int) -> "Clip | _Skipped":
+    def __getitem__(self, index: int) -> _Loaded:
         try:
-            return self.source.clip(index)
-        except (ValueError, OSError) as error:
-            return _Skipped(self.source.name(index), str(error))
+            return _Loaded(index, self.source.clip(index))
+        except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
+            return _Loaded(index, None, f"{type(error).__name__}: {error}")
 
 
 class ClipLoader:
@@ -88,36 +112,40 @@ class ClipLoader:
     def __init__(self, source: ClipSource, sampler: ClusterSampler, batch_size: int, workers: int = 0) -> None:
         if len(source) == 0:
             raise invalid("source", "at least one clip", "none", "check the manifest and the split")
+        if len(sampler.cluster) != len(source):
+            fix = "pass the sampler of curation_of(source, manifest)"
+            raise invalid("sampler", f"over the {len(source)} clips of the source", len(sampler.cluster), fix)
         self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, workers
         self.skipped: dict[str, str] = {}  # name of a clip -> why
         self._handed_out = sampler.state_dict()
 
     def __iter__(self) -> Iterator[Batch]:
         self.sampler.load_state_dict(self._handed_out)
-        pending: list[Clip] = []
+        pending: list[tuple[Clip, int]] = []
         failures = 0
         while True:
             epoch, used = self.sampler.epoch, self.sampler.position
             items = DataLoader(_Clips(self.source), sampler=self.sampler, batch_size=None, num_workers=self.workers)
             for item in items:
                 used += self.sampler.world_size
-                if isinstance(item, _Skipped):
+                if item.clip is None:
                     failures += 1
                     self._skip(item, failures)
                     continue
                 failures = 0
-                pending.append(item)
+                pending.append((item.clip, int(self.sampler.cluster[item.index])))
                 if len(pending) == self.batch_size:
                     self._handed_out = self.sampler.state_dict(epoch, used)
-                    yield collate(pending)
+                    yield collate(*zip(*pending, strict=True))
                     pending = []
 
-    def _skip(self, item: _Skipped, failures: int) -> None:
-        if item.name not in self.skipped:
-            LOG.warning("skipped clip %s: %s", item.name, item.reason)
-        self.skipped[item.name] = item.reason
+    def _skip(self, item: _Loaded, failures: int) -> None:
+        name = self.source.name(item.index)
+        if name not in self.skipped:
+            LOG.warning("skipped clip %s: %s", name, item.reason)
+        self.skipped[name] = item.reason
         if failures > max(100, len(self.source)):
-            raise RuntimeError(f"none of the last {failures} clips could be read, the last: {item.name}: {item.reason}")
+            raise RuntimeError(f"none of the last {failures} clips could be read, the last: {name}: {item.reason}")
 
     def state_dict(self) -> SamplerState:
         """Where the stream stands: everything before it has been handed out."""

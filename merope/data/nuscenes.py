@@ -6,6 +6,10 @@ camera-to-world in the map frame, metres, OpenCV axes. Images are undistorted, s
 """
 
 import json
+import logging
+import os
+import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -21,13 +25,15 @@ from merope.data.json_stream import stream_objects
 from merope.data.trajectory import Trajectory
 from merope.data.video import read_image
 from merope.errors import invalid
+from merope.geometry.lens_batches import resized
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import rigid
 from merope.geometry.quaternions import matrix_from_quaternion
 
 FRAME_RATE_HZ = 12.0
 LARGEST_GAP_S = 1.5 / FRAME_RATE_HZ
-CACHE_VERSION = 1
+CACHE_VERSION = "1"
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +73,12 @@ class NuScenes:
         self.root, self.version, self.channel = Path(root), version, channel
         tables = self.root / version
         if not tables.is_dir():
-            raise invalid("root", f"a folder with {version}/", self.root, "pass the folder that holds samples/")
-        file = (cache or tables) / f"merope-{version}-{channel}-{CACHE_VERSION}.npz"
-        if file.exists():
-            self.frames = _load(file)
-        else:
-            self.frames = read_frames(tables, channel)
+            found = sorted(path.name for path in self.root.glob("v1.0-*"))
+            raise invalid("version", f"a folder of tables in {self.root}", repr(version), f"there are {found}")
+        file = (cache or tables) / f"merope-{channel}-{_fingerprint(tables)}.npz"
+        cached = _load(file)
+        self.frames = read_frames(tables, channel) if cached is None else cached
+        if cached is None:
             _save(self.frames, file)
 
     def windows(
@@ -86,6 +92,9 @@ class NuScenes:
 
         scenes: names to take, for example a split (`read_split`); unknown names are refused.
         """
+        for name, value in (("count", count), ("stride", stride), ("step", step)):
+            if not isinstance(value, int) or value < 1:
+                raise invalid(name, "an int ≥ 1", repr(value), "windows have frames and go forward")
         table = self.frames
         wanted = set(table.scene_name.tolist()) if scenes is None else set(scenes)
         unknown = wanted - set(table.scene_name.tolist())
@@ -101,12 +110,16 @@ class NuScenes:
                 windows += [Window(name, first, count, stride) for first in range(start, stop - span + 1, step)]
         return windows
 
+    @property
+    def longest_scene(self) -> int:
+        """Frames of the longest scene."""
+        return int(np.bincount(self.frames.scene).max())
+
     def clip(self, window: Window, height: int, width: int, with_frames: bool = True) -> Clip:
         """A window as a clip of the given size; the lens is scaled with the images."""
         rows = window.start + window.stride * np.arange(window.count)
         table, scene = self.frames, self.frames.scene[window.start]
-        scale = torch.tensor([width, height], dtype=torch.float64) / torch.from_numpy(table.size[rows[0]]).double()
-        (fx, fy), (cx, cy) = (torch.from_numpy(table.intrinsics[rows[0]]).reshape(2, 2) * scale).tolist()
+        lens = Pinhole(*table.intrinsics[rows[0]].tolist(), *table.size[rows[0]].tolist())
         frames = None
         if with_frames:
             frames = torch.stack([read_image(self.root / name, height, width) for name in table.filename[rows]])
@@ -114,7 +127,7 @@ class NuScenes:
         return Clip(
             name=self.name(window),
             world_from_camera=torch.from_numpy(table.world_from_camera[rows]),
-            lens=Pinhole(fx, fy, cx, cy, width, height),
+            lens=resized(lens, width, height),
             timestamps_s=times_s,
             fps=FRAME_RATE_HZ / window.stride,
             frames=frames,
@@ -201,10 +214,16 @@ class _Calibration(NamedTuple):
 
 
 def _images(tables: Path, calibrations: dict[str, _Calibration], scene_index: dict[str, int]) -> list[_Image]:
-    scene_of_sample = {row["token"]: row["scene_token"] for row in stream_objects(_file(tables, "sample"))}
+    scene_of_sample = {row["token"]: scene_index[row["scene_token"]] for row in stream_objects(_file(tables, "sample"))}
+
+    def scene_of(row: dict[str, str]) -> int:
+        if row["sample_token"] not in scene_of_sample:
+            raise ValueError(f"{tables}/sample.json lacks {row['sample_token']}, the sample of {row['filename']}")
+        return scene_of_sample[row["sample_token"]]
+
     images = [
         _Image(
-            scene_index[scene_of_sample[row["sample_token"]]],
+            scene_of(row),
             row["timestamp"],
             row["filename"],
             row["ego_pose_token"],
@@ -223,7 +242,7 @@ def _calibrations(tables: Path, channel: str) -> dict[str, _Calibration]:
     found = {}
     for row in stream_objects(_file(tables, "calibrated_sensor")):
         if row["sensor_token"] in sensors:
-            if len(row["camera_intrinsic"]) != 3:
+            if len(row.get("camera_intrinsic", ())) != 3:
                 fix = f"see calibrated_sensor {row['token']}"
                 raise invalid("channel", "a camera with intrinsics", repr(channel), fix)
             (fx, _, cx), (_, fy, cy), _ = row["camera_intrinsic"]
@@ -243,6 +262,10 @@ def _ego_poses(tables: Path, tokens: set[str]) -> dict[str, _RigidRow]:
 
 def _poses(rows: list[_RigidRow]) -> NDArray[np.float64]:  # [N, 4, 4]
     quaternions = torch.tensor([row.rotation for row in rows], dtype=torch.float64)
+    norms = torch.linalg.vector_norm(quaternions, dim=-1)
+    if not bool(((norms - 1).abs() < 1e-3).all()):
+        bad = rows[int((~((norms - 1).abs() < 1e-3)).nonzero()[0])]
+        raise invalid("rotation in the tables", "a unit quaternion (w, x, y, z)", bad.rotation, "get the tables again")
     rotations = matrix_from_quaternion(torch.nn.functional.normalize(quaternions, dim=-1))
     return rigid(rotations, torch.tensor([row.translation for row in rows], dtype=torch.float64)).numpy()
 
@@ -261,13 +284,26 @@ def _file(tables: Path, name: str) -> Path:
     return path
 
 
+def _fingerprint(tables: Path) -> str:
+    """Of the tables as they are now: a cache of other tables is not used."""
+    parts = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(tables.glob("*.json"))]
+    return f"{zlib.crc32(' '.join([CACHE_VERSION, *parts]).encode()):08x}"
+
+
 def _save(frames: Frames, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial.npz")
-    np.savez_compressed(partial, **{field.name: getattr(frames, field.name) for field in fields(frames)})
-    partial.replace(file)
+    partial = file.with_suffix(f".{os.getpid()}.npz")  # several processes may read at once
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(partial, **{field.name: getattr(frames, field.name) for field in fields(frames)})
+        partial.replace(file)
+    except OSError as error:
+        LOG.warning("tables are not cached (%s); pass a folder that can be written as cache", error)
 
 
-def _load(file: Path) -> Frames:
-    with np.load(file) as arrays:
-        return Frames(**{field.name: arrays[field.name] for field in fields(Frames)})
+def _load(file: Path) -> Frames | None:
+    """The cached table; None where there is none that can be read."""
+    try:
+        with np.load(file) as arrays:
+            return Frames(**{field.name: arrays[field.name] for field in fields(Frames)})
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None

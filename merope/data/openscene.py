@@ -16,6 +16,7 @@ from merope.data.clip import Clip
 from merope.data.video import read_image
 from merope.errors import invalid
 from merope.geometry.distorted_lenses import BrownConrady
+from merope.geometry.lens_batches import resized
 from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import rigid
 
@@ -29,6 +30,8 @@ ALLOWED = {
     ),
     ("numpy._core.numeric", "_frombuffer"),
     ("numpy.core.numeric", "_frombuffer"),
+    ("_codecs", "encode"),  # this and the next: how protocol 2 stores bytes
+    ("__builtin__", "bytes"),
 }
 
 
@@ -106,11 +109,12 @@ def _pose(info: dict[str, Any], camera: dict[str, Any]) -> Tensor:  # [4, 4]
 
 
 def _lens(camera: dict[str, Any], image_size: tuple[int, int], height: int, width: int) -> Lens:
+    if "cam_intrinsic" not in camera:
+        raise invalid(f"cam_intrinsic of {camera['data_path']}", "a 3×3 matrix", "none", "get the meta file again")
     matrix = np.asarray(camera["cam_intrinsic"], dtype=np.float64)
-    x, y = width / image_size[0], height / image_size[1]
-    fx, fy, cx, cy = matrix[0, 0] * x, matrix[1, 1] * y, matrix[0, 2] * x, matrix[1, 2] * y
+    intrinsics = (matrix[0, 0], matrix[1, 1], matrix[0, 2], matrix[1, 2])
     distortion = np.asarray(camera.get("distortion", ()), dtype=np.float64).ravel()
     if not distortion.any():
-        return Pinhole(fx, fy, cx, cy, width, height)
+        return resized(Pinhole(*intrinsics, *image_size), width, height)
     k1, k2, p1, p2, k3 = (float(value) for value in (*distortion, 0.0)[:5])
-    return BrownConrady(fx, fy, cx, cy, width, height, k1, k2, p1, p2, k3)
+    return resized(BrownConrady(*intrinsics, *image_size, k1, k2, p1, p2, k3), width, height)

@@ -9,11 +9,11 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from merope.data.clip import Clip
+from merope.data.formats import read
 from merope.errors import invalid
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.poses import rigid
@@ -45,7 +45,11 @@ def read_panshot(
 def read_near_depths(path: Path) -> dict[str, float]:
     """Near depth by "<video_id>-<clip_id>"."""
     rows = (json.loads(line) for line in Path(path).read_text().splitlines() if line.strip())
-    return {f"{row['video_id']}-{row['clip_id']}": float(row["near_depth"]) for row in rows}
+    depths = {f"{row['video_id']}-{row['clip_id']}": float(row["near_depth"]) for row in rows}
+    for key, depth in depths.items():
+        if not 0 < depth < math.inf:
+            raise invalid(f"near_depth of {key}", "positive and finite", depth, "repair or drop this row")
+    return depths
 
 
 def clip_key(pose_file: str) -> str:
@@ -57,7 +61,7 @@ def _clip(
     row: dict[str, object], root: Path, height: int, width: int, depths: dict[str, float] | None, zero_first_yaw: bool
 ) -> Clip:
     file = root / str(row["pose_path"])
-    world_from_camera = _read_poses(file)
+    world_from_camera = read(file, "panshot").world_from_camera
     if depths is not None:
         key = clip_key(file.name)
         if key not in depths:
@@ -76,15 +80,6 @@ def _clip(
         caption=str(row.get("caption", "")),
         is_metric=False,
     )
-
-
-def _read_poses(file: Path) -> Tensor:  # [T, 4, 4]
-    if not file.is_file():
-        raise FileNotFoundError(f"pose file {file} is missing; check pose_path and root")
-    poses = torch.from_numpy(np.load(file)).double()
-    if poses.ndim != 3 or poses.shape[1:] != (3, 4) or not bool(poses.isfinite().all()):
-        raise invalid(f"poses of {file.name}", "finite [T, 3, 4]", list(poses.shape), "get the file again")
-    return rigid(poses[:, :, :3], poses[:, :, 3])
 
 
 def without_first_yaw(

@@ -49,6 +49,7 @@ class ClusterSampler(Sampler[int]):
         clips = curation.kept.nonzero().squeeze(-1) if prototypes_only else torch.arange(len(curation.cluster))
         if len(clips) == 0:
             raise invalid("curation", "at least one clip", "an empty one", "check the manifest")
+        self.cluster = curation.cluster  # [N] of every clip, also of those that are not drawn
         cluster = curation.cluster[clips].numpy()
         order = np.argsort(cluster, kind="stable")
         self.members: NDArray[np.int64] = clips.numpy()[order]  # clips, cluster after cluster

@@ -15,6 +15,7 @@ from merope.data.trajectory import Trajectory
 from merope.data.video import read_video
 from merope.errors import invalid
 from merope.geometry.lens_batches import picked, resized
+from merope.geometry.trajectories import time_problem
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class VideoRow:
     start: int = 0
     stride: int = 1
     caption: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("start", 0), ("stride", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise invalid(f"{name} of {self.id}", f"an int ≥ {least}", repr(value), "repair the row")
 
 
 def read_video_rows(file: Path) -> list[VideoRow]:
@@ -92,10 +99,9 @@ class VideoSource:
             raise invalid(f"poses of {row.id}", f"at least {int(chosen[-1]) + 1}", path.count, "shorten the clip")
         if path.lens is None:
             raise invalid(f"lens of {row.id}", "in the pose file", "none", f"write intrinsics into {row.poses}")
-        if path.timestamps_s is None or not bool((path.timestamps_s.diff() > 0).all()):
-            raise invalid(
-                f"times of {row.id}", "increasing timestamps", "none or others", f"write them into {row.poses}"
-            )
+        problem = "no times" if path.timestamps_s is None else time_problem(path.timestamps_s)
+        if path.timestamps_s is None or problem is not None:
+            raise invalid(f"times of {row.id}", "increasing timestamps", problem, f"write them into {row.poses}")
         times_s = path.timestamps_s[chosen]
         return Clip(
             name=row.id,

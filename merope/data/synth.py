@@ -13,6 +13,7 @@ from torch import Tensor
 from merope.data.render import render
 from merope.data.video import write_image
 from merope.data.world import World
+from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
@@ -40,6 +41,9 @@ class Drive:
 
 def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, height: int, width: int, seed: int) -> None:
     """A data set of random drives through procedural streets, one world a scene, in nuScenes' layout."""
+    for name, value, least in (("scenes", scenes, 1), ("frames", frames, 2)):
+        if value < least:
+            raise invalid(name, f"at least {least}", value, "a data set has scenes, and scenes move")
     generator = torch.Generator().manual_seed(seed)
     lens = Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)  # 65° like nuScenes
     drives, worlds = [], []

@@ -32,7 +32,8 @@ def stacked(lenses: Sequence[Lens]) -> Lens:
     kinds = sorted({f"{type(lens).__name__} {lens.width}×{lens.height}" for lens in lenses})
     if len(kinds) > 1:
         raise invalid("lenses", "of one kind and size within a batch", kinds, "batch clips of one camera model")
-    values = [{n: v.expand(lens.batch_shape or (1,)) for n, v in _parameters(lens).items()} for lens in lenses]
+    shape = torch.broadcast_shapes(*(lens.batch_shape or (1,) for lens in lenses))
+    values = [{name: value.expand(shape) for name, value in _parameters(lens).items()} for lens in lenses]
     return replace(first, **{name: torch.stack([value[name] for value in values]) for name in values[0]})  # type: ignore[type-var]
 
 

@@ -55,5 +55,36 @@ def test_curate_pose_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["curate", "--poses", *map(str, files), "--clusters", "1", "--out", str(out)]) == 0
     manifest = read_manifest(out / "manifest.jsonl")
-    assert manifest.ids == ("path-0", "path-1", "path-2")
+    assert manifest.ids == tuple(map(str, files))
     assert manifest.curation.kept.sum() >= 2  # the sharp turn is more than a metre from the others
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "synth", "--out", "unused", "--frames", "1"], "frames must be at least 2"),
+        (["data", "synth", "--out", "unused", "--scenes", "0"], "scenes must be at least 1"),
+        (["curate", "--nuscenes", "nowhere"], "version must be a folder of tables in nowhere"),
+        (["curate", "--poses", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.strip().splitlines()) == 1
+
+
+def test_windows_longer_than_scenes_are_named(
+    synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--version", "v1.0-mini", "--frames", "50", "--out", str(tmp_path)]
+    assert main(["curate", "--nuscenes", str(synthetic), *options]) == 2
+    assert "frames must be at most 8" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,9 +11,9 @@ import torch
 from scenes import PINHOLE, curved_drive
 
 from merope.data.clip import Clip
-from merope.data.curate import Curation
+from merope.data.curate import Curation, Manifest
 from merope.data.formats import write
-from merope.data.loader import ClipLoader, collate
+from merope.data.loader import ClipLoader, collate, curation_of
 from merope.data.nuscenes import NuScenes
 from merope.data.sampler import ClusterSampler
 from merope.data.sources import NuScenesSource, VideoSource, read_video_rows
@@ -61,6 +61,9 @@ def test_batches_carry_everything() -> None:
     assert batch.frames.shape == (4, 3, 4, 6, 3)
     assert batch.frames[:, 0, 0, 0, 0].tolist() == indices
     assert batch.captions == tuple(f"caption {index}" for index in indices)
+    assert batch.clusters.tolist() == [index % 3 for index in indices]
+    assert batch.timestamps_s.shape == (4, 3)
+    assert batch.is_metric.all()
     rays, valid = batch.cameras.rays((2, 3))
     assert rays.shape == (4, 3, 6, 3)
     assert valid.all()
@@ -93,6 +96,8 @@ def test_bad_clips_are_named_counted_and_replaced(caplog: pytest.LogCaptureFixtu
     assert not {"clip-2", "clip-5"} & set(drawn)
     assert loader.skipped.keys() == {"clip-2", "clip-5"}
     assert "clip-2.mp4 cannot be decoded" in loader.skipped["clip-2"]
+    with pytest.raises(ValueError, match="sampler must be over the 11 clips"):
+        ClipLoader(Source(11), sampler(), 4)
     assert sorted(record.args[0] for record in caplog.records) == ["clip-2", "clip-5"]  # type: ignore[index]
     everything = [name for batch in names(ClipLoader(Source(), sampler(), 1), 110) for name in batch]
     assert drawn == [name for name in everything if name not in ("clip-2", "clip-5")][:80]
@@ -111,7 +116,7 @@ def test_lenses_and_frames_that_do_not_fit_together_are_refused() -> None:
     clip = Source().clip(1)
     without = Clip(clip.name, clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0)
     with pytest.raises(ValueError, match="clip-1"):
-        collate([clip, without])
+        collate([clip, without], [0, 0])
     with pytest.raises(ValueError, match=r"frames of x must be \[3, 4, 6, 3\]"):
         Clip(
             "x", clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0, torch.zeros(3, 5, 6, 3, dtype=torch.uint8)
@@ -187,9 +192,50 @@ def test_video_rows_name_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"id": "a", "video": "b"}')
     with pytest.raises(ValueError, match=r"bad.jsonl, line 1"):
         read_video_rows(tmp_path / "bad.jsonl")
+    (tmp_path / "start.jsonl").write_text('{"id": "a", "video": "b", "poses": "c", "start": "0"}')
+    with pytest.raises(ValueError, match=r"start of a must be an int ≥ 0, got '0'"):
+        read_video_rows(tmp_path / "start.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match=r"empty.jsonl must be at least one clip"):
         read_video_rows(tmp_path / "empty.jsonl")
+
+
+@dataclass(frozen=True)
+class Broken(Source):
+    """Clips that fail in other ways than a reader would."""
+
+    def clip(self, index: int) -> Clip:
+        clip = super().clip(index)
+        if index == 3:
+            return replace(clip, world_from_camera=clip.world_from_camera * float("nan"))
+        if index == 7:
+            raise KeyError("cam_intrinsic")
+        return clip
+
+
+def test_nan_poses_and_surprises_are_named_too() -> None:
+    loader = ClipLoader(Broken(), sampler(), 4)
+    names(loader, 20)
+    assert "poses of clip-3" in loader.skipped["clip-3"]
+    assert "KeyError: 'cam_intrinsic'" in loader.skipped["clip-7"]
+
+
+def test_manifests_are_matched_by_name() -> None:
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
+    curation = Curation((torch.arange(12) % 3)[order], torch.arange(12).index_fill(0, torch.tensor([4]), 0))
+    manifest = Manifest(tuple(f"clip-{index}" for index in order.tolist()), curation)
+    matched = curation_of(Source(), manifest)
+    assert matched.cluster.tolist() == [index % 3 for index in range(12)]
+    assert int(matched.prototype[order[4]]) == int(order[0])
+    assert int(matched.kept.sum()) == 11
+    with pytest.raises(ValueError, match="manifest must be a row for every clip"):
+        curation_of(Source(13), manifest)
+
+
+def test_lenses_of_a_clip_and_of_frames_stack() -> None:
+    one, many = Pinhole(5.0, 5.0, 3.0, 2.0, 6, 4), Pinhole(torch.arange(1.0, 4.0).double(), 5.0, 3.0, 2.0, 6, 4)
+    together = stacked([one, many])
+    assert together.fx.tolist() == [[5.0, 5.0, 5.0], [1.0, 2.0, 3.0]]  # type: ignore[attr-defined]
 
 
 def test_lenses_picked_and_resized() -> None:

@@ -147,7 +147,9 @@ def test_broken_tables_are_named(tmp_path: Path) -> None:
     table.unlink()
     with pytest.raises(FileNotFoundError, match=r"ego_pose.json is missing"):
         NuScenes(tmp_path, VERSION)
-    with pytest.raises(ValueError, match=r"root must be a folder with v1.0-test"):
+    with pytest.raises(
+        ValueError, match=r"version must be a folder of tables .*'v1.0-test'; there are \['v1.0-mini'\]"
+    ):
         NuScenes(tmp_path, "v1.0-test")
 
 
@@ -161,6 +163,37 @@ def test_duplicate_timestamps_and_wrong_channels_are_named(tmp_path: Path) -> No
     file.write_text(json.dumps(rows))
     with pytest.raises(ValueError, match="have the same timestamp"):
         NuScenes(tmp_path, VERSION)
+
+
+def test_a_cache_of_other_tables_or_a_broken_one_is_not_used(tmp_path: Path) -> None:
+    write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(8), "a")], LENS)
+    assert len(NuScenes(tmp_path, VERSION).frames.filename) == 8
+    write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(9), "a"), Drive(curved_drive(9), "b")], LENS)
+    assert len(NuScenes(tmp_path, VERSION).frames.filename) == 18
+    for cache in (tmp_path / VERSION).glob("merope-*.npz"):
+        cache.write_bytes(cache.read_bytes()[:200])
+    assert len(NuScenes(tmp_path, VERSION).frames.filename) == 18
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"count": 4, "stride": 0}, {"count": 4, "step": 0}])
+def test_windows_of_nothing_are_refused(root: Path, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"must be an int ≥ 1, got 0"):
+        NuScenes(root, VERSION).windows(**options)
+
+
+def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    for table, change, message in (
+        ("calibrated_sensor", lambda row: row.pop("camera_intrinsic"), "a camera with intrinsics"),
+        ("ego_pose", lambda row: row.update(rotation=[0.0, 0.0, 0.0, 0.0]), "a unit quaternion"),
+        ("sample_data", lambda row: row.update(sample_token="gone"), "lacks gone"),
+    ):
+        write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(3), "a")], LENS)
+        file = tmp_path / VERSION / f"{table}.json"
+        rows = json.loads(file.read_text())
+        change(rows[0])
+        file.write_text(json.dumps(rows))
+        with pytest.raises(ValueError, match=message):
+            NuScenes(tmp_path, VERSION)
 
 
 @pytest.mark.parametrize("indent", [None, 0, 2])

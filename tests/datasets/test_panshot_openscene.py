@@ -60,8 +60,17 @@ def test_panshot_names_what_is_wrong(panshot: Path) -> None:
     with pytest.raises(ValueError, match="a depth for aB-c_d-7"):
         read_panshot(panshot / "samples.json", panshot, 480, 832, near_depths=panshot / "near.jsonl")
     np.save(panshot / POSE_FILE, np.full((81, 3, 4), np.nan))
-    with pytest.raises(ValueError, match=f"poses of {POSE_FILE} must be finite"):
+    with pytest.raises(ValueError, match=rf"{POSE_FILE}.*(finite|NaN)"):
         read_panshot(panshot / "samples.json", panshot, 480, 832)
+    np.save(panshot / POSE_FILE, 2 * random_poses(81)[:, :3].numpy())
+    with pytest.raises(ValueError, match=POSE_FILE):
+        read_panshot(panshot / "samples.json", panshot, 480, 832)
+    (panshot / POSE_FILE).write_bytes((panshot / POSE_FILE).read_bytes()[:500])
+    with pytest.raises(ValueError, match=POSE_FILE):
+        read_panshot(panshot / "samples.json", panshot, 480, 832)
+    (panshot / "near.jsonl").write_text(json.dumps({"video_id": "aB-c_d", "clip_id": 7, "near_depth": 0.0}))
+    with pytest.raises(ValueError, match="near_depth of aB-c_d-7 must be positive"):
+        read_panshot(panshot / "samples.json", panshot, 480, 832, near_depths=panshot / "near.jsonl")
     (panshot / POSE_FILE).unlink()
     with pytest.raises(FileNotFoundError, match=POSE_FILE):
         read_panshot(panshot / "samples.json", panshot, 480, 832)
@@ -122,6 +131,16 @@ def test_pickles_are_read_on_request_only_and_run_nothing(tmp_path: Path, capsys
     file.write_bytes(pickle.dumps(infos(2, []))[:50])
     with pytest.raises(ValueError, match=r"log.pkl cannot be read"):
         read_infos(file, allow_pickle=True)
+
+
+def test_openscene_without_intrinsics_is_named_and_old_pickles_are_read(tmp_path: Path) -> None:
+    frames = infos(3, [])
+    (tmp_path / "old.pkl").write_bytes(pickle.dumps(frames, protocol=2))
+    assert len(read_infos(tmp_path / "old.pkl", allow_pickle=True)) == 3
+    del frames[0]["cams"]["CAM_F0"]["cam_intrinsic"]
+    (tmp_path / "log.pkl").write_bytes(pickle.dumps(frames))
+    with pytest.raises(ValueError, match=r"cam_intrinsic of CAM_F0/0.png"):
+        read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
 
 
 def test_openscene_duplicate_timestamps_and_channels_are_named(tmp_path: Path) -> None:

@@ -67,11 +67,10 @@ class Method:
     def other_lens(self) -> Lens:
         return Pinhole(90.0, 90.0, 64.0, 32.0, 128, 64) if self.pinhole_only else FISHEYE
 
-    def lens(self, focal: Tensor) -> Lens:
-        """Focal lengths that may differ from camera to camera and from clip to clip."""
-        if self.pinhole_only:
-            return Pinhole(focal, 100.0, 128.0, 72.0, 256, 144)
-        return UnifiedCamera(focal, 90.0, 128.0, 72.0, 0.4, 256, 144)
+    def lenses_with(self, focal: Tensor) -> tuple[Lens, ...]:
+        """Lenses with focal lengths that may differ from camera to camera and from clip to clip."""
+        pinhole = Pinhole(focal, 100.0, 128.0, 72.0, 256, 144)
+        return (pinhole,) if self.pinhole_only else (pinhole, UnifiedCamera(focal, 90.0, 128.0, 72.0, 0.4, 256, 144))
 
     def pair_of_lenses(self, clips: int) -> Lens:
         """For two cameras of which the second is a fisheye where the method takes one, different in every clip."""

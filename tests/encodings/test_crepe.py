@@ -87,6 +87,11 @@ def test_two_knots_are_the_endpoint_form() -> None:
         ends = phases(coordinates(poses, 0, b // 6, b % 6, torch.stack((mu - s, mu + s))))
         ours = plan.blocks[0].key.table[0, 0, 0, b] * torch.tensor([1.0, -1.0])
         assert (ours - expected_phasors(ends)).abs().max() < 1e-11
+        first, second = ends.unbind(-2)
+        apart = (second - first).abs() > 1e-3  # RayRoPE's own form, as its code has it: differences over differences
+        cosine = (second.sin() - first.sin()) / (second - first)
+        sine = (first.cos() - second.cos()) / (second - first)
+        assert (ours[apart] - torch.stack((cosine, sine), dim=-1)[apart]).abs().max() < 1e-11
 
 
 def test_many_knots_are_the_mean_over_the_curve() -> None:

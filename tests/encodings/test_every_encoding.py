@@ -94,15 +94,16 @@ def test_cross_attention_of_batches(method: Method, encoding: Encoding, clips: t
 @pytest.mark.parametrize("lens_shape", [(), (3,), (2, 3)])
 @each_method
 def test_a_batch_is_its_clips_one_by_one(method: Method, lens_shape: tuple[int, ...]) -> None:
-    cameras = Cameras(random_poses(2, 3), method.lens(80 + 40 * torch.rand(lens_shape, dtype=torch.float64)))
-    contents = contents_of(method.plain, random_content(2, 18))
-    together = plan(method.plain, cameras, GRID, **contents)
-    if method.projects:
-        assert_backends_agree(together, batch=2)
-    for clip in range(2):
-        content = {name: content[clip : clip + 1] for name, content in contents.items()}
-        alone = plan(method.plain, of_clip(cameras, clip), GRID, **content)
-        assert (alone.operators(7) - together.operators(7, batch=clip)).abs().max() < 1e-12
+    content = random_content(2, 18)
+    for lens in method.lenses_with(80 + 40 * torch.rand(lens_shape, dtype=torch.float64)):
+        cameras = Cameras(random_poses(2, 3), lens)
+        together = plan(method.plain, cameras, GRID, **contents_of(method.plain, content))
+        if method.projects:
+            assert_backends_agree(together, batch=2)
+        for clip in range(2):
+            contents = contents_of(method.plain, content[clip : clip + 1])
+            alone = plan(method.plain, of_clip(cameras, clip), GRID, **contents)
+            assert (alone.operators(7) - together.operators(7, batch=clip)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("batch", [False, True])

@@ -82,9 +82,9 @@ def _column(place: str, frames: list[object], key: str, kind: type[Value]) -> li
     if not values:
         return None
     good = (str,) if kind is str else (int, float)
-    bad = next((value for value in values if not isinstance(value, good) or isinstance(value, bool)), None)
-    if len(values) != len(frames) or bad is not None:
-        got = f"{len(values)} of {len(frames)} frames with it" if bad is None else repr(bad)
+    bad = [value for value in values if not isinstance(value, good) or isinstance(value, bool)]
+    if len(values) != len(frames) or bad:
+        got = repr(bad[0]) if bad else f"{len(values)} of {len(frames)} frames with it"
         raise invalid(f"{place} frames[].{key}", f"a {kind.__name__} in every frame or in none", got, "repair the file")
     return [kind(value) for value in values]
 
@@ -93,7 +93,7 @@ def _lens(place: str, document: object) -> Lens | None:
     if document is None:
         return None
     model = entry(f"{place} lens", document, "model")
-    if model not in LENSES or not isinstance(document, Mapping):
+    if not isinstance(model, str) or model not in LENSES or not isinstance(document, Mapping):
         raise invalid(f"{place} lens.model", f"one of {', '.join(LENSES)}", repr(model), "use a lens of the library")
     values = {
         key: torch.tensor(value, dtype=torch.float64) if isinstance(value, (float, list)) else value

@@ -30,6 +30,9 @@ IMAGE_SIZE = (1280, 720)  # what CameraCtrl assumes of the videos
 SHORTEST_STEP_US = 1000.0  # column 0 advancing by less counts frames, not microseconds
 
 
+OUR_TITLE = "merope: "  # a bare name may look like numbers or like a comment
+
+
 def matches(sample: Sample) -> bool:
     rows = [as_numbers(line.split()) for line in sample.data_lines]
     data = rows[1:] if rows and rows[0] is None else rows
@@ -41,7 +44,7 @@ def read(path: Path, image_size: tuple[int, int] = IMAGE_SIZE) -> Trajectory:
     lines = list(data_lines(path))
     title = ""
     if as_numbers(lines[0][1].split()) is None:
-        title = lines.pop(0)[1]
+        title = lines.pop(0)[1].removeprefix(OUR_TITLE)
     require_rows(path, lines, LAYOUT)
     places = [place for place, _ in lines]
     rows = torch.tensor([numbers(place, text.split(), LAYOUT) for place, text in lines], dtype=torch.float64)
@@ -81,5 +84,5 @@ def write(trajectory: Trajectory, path: Path) -> None:
         times = [round(time_s * 1e6) for time_s in trajectory.timestamps_s.tolist()]
     matrices = inverse(trajectory.world_from_camera)[:, :3].flatten(1).tolist()
     rows = (f"{t} {shown(k)} 0 0 {shown(m)}" for t, k, m in zip(times, intrinsics, matrices, strict=True))
-    title = trajectory.name.replace("\n", " ") or "merope"
+    title = OUR_TITLE + trajectory.name.replace("\n", " ")
     path.write_text("\n".join((title, *rows)) + "\n", encoding="utf-8")
