@@ -1,4 +1,4 @@
-"""The procedural world against closed forms, written here a second time and in float64, without culling."""
+"""The procedural world: what stands where, through which lens, moved, cleared and seen twice."""
 
 import math
 from dataclasses import replace
@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lens_zoo import each_lens
 from scenes import curved_drive, random_poses, random_rotations, straight_drive
+from street_views import DRIVE, FISHEYE, GRID, PINHOLE, first_hit, mismatches, random, seeds
 from torch import Tensor
 
-from merope.data.raycast import box_interval, nearest, ray_box, ray_ellipsoid, ray_plane, seen_solids, turned_into
 from merope.data.render import Render, correspondences, render
 from merope.data.street import CAMERA_HEIGHT_M, CROWN, FACADE, LANE_M, POLE, beside_street, street_coordinates
 from merope.data.textures import band, pulses
@@ -21,145 +21,6 @@ from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.poses import rigid, transform
 from merope.geometry.quaternions import matrix_from_quaternion
 from merope.geometry.rays import patch_pixels, patch_rays
-
-GRID = (36, 64)
-PINHOLE = Pinhole(52.0, 52.0, 32.0, 18.0, 64, 36)
-FISHEYE = UnifiedCamera.from_fov(173.0, 1.66, 64, 36)
-DRIVE = curved_drive(3, step_m=4.0, yaw_step_rad=0.03)
-seeds = st.integers(0, 2**31 - 1)
-
-
-def random(*shape: int, seed: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return low + (high - low) * torch.rand(*shape, dtype=torch.float64, generator=generator)
-
-
-def directions(count: int, seed: int) -> Tensor:  # [3, count] unit
-    vectors = torch.randn(3, count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    vectors[:, : count // 8] = vectors[:, : count // 8].sign() * torch.eye(3, dtype=torch.float64)[:, [seed % 3]]
-    return vectors / vectors.norm(dim=0)
-
-
-def smallest_positive(candidates: Tensor) -> Tensor:  # [k, n], NaN or ≤ 0 where there is none -> [n]
-    return torch.where(candidates > 0.0, candidates, math.inf).amin(dim=0)
-
-
-def box_by_faces(origin: Tensor, direction: Tensor, half: Tensor) -> Tensor:  # [3, n] -> [n]
-    """Each of the six faces as a plane; the hits that lie inside their face."""
-    candidates = []
-    for axis in range(3):
-        others = [i for i in range(3) if i != axis]
-        for sign in (-1.0, 1.0):
-            distance = (sign * half[axis] - origin[axis]) / direction[axis]
-            point = origin + distance * direction
-            inside = (point[others].abs() <= half[others]).all(dim=0)
-            candidates.append(torch.where(inside, distance, math.nan))
-    return smallest_positive(torch.stack(candidates))
-
-
-def ellipsoid_by_quadratic(origin: Tensor, direction: Tensor, radii: Tensor) -> Tensor:  # [3, n] -> [n]
-    """Roots of a t² + 2 b t + c."""
-    a = (direction / radii).square().sum(dim=0)
-    b = (direction * origin / radii.square()).sum(dim=0)
-    c = (origin / radii).square().sum(dim=0) - 1.0
-    root = (b.square() - a * c).sqrt()
-    return smallest_positive(torch.stack(((-b - root) / a, (-b + root) / a)))
-
-
-def assert_equal_distances(ours: Tensor, expected: Tensor, relative: float) -> None:
-    assert torch.equal(ours.isinf(), expected.isinf())
-    hit = expected.isfinite()
-    assert hit.any()
-    assert ((ours - expected).abs()[hit] <= relative * expected[hit].clamp_min(1.0)).all()
-
-
-@given(seeds)
-def test_plane_is_exact(seed: int) -> None:
-    heights, ray = random(500, seed=seed, low=-5, high=5), directions(500, seed)
-    distance = ray_plane(heights, ray[1])
-    hit = distance.isfinite()
-    assert torch.equal(hit, heights * ray[1] > 0.0)
-    assert ((distance * ray[1] - heights).abs()[hit] < 1e-12).all()
-
-
-@given(seeds)
-def test_box_is_exact(seed: int) -> None:
-    origin, half = random(3, 500, seed=seed, low=-6, high=6), random(3, 500, seed=seed + 1, low=0.05, high=4)
-    ray = directions(500, seed + 2)
-    assert_equal_distances(ray_box(origin, ray, half), box_by_faces(origin, ray, half), 1e-12)
-
-
-@given(seeds)
-def test_ellipsoid_is_exact(seed: int) -> None:
-    origin, radii = random(3, 500, seed=seed, low=-6, high=6), random(3, 500, seed=seed + 1, low=0.3, high=4)
-    ray = directions(500, seed + 2)
-    expected = ellipsoid_by_quadratic(origin, ray, radii)
-    ours = ray_ellipsoid(origin, ray, radii)
-    skimming = ours.isinf() != expected.isinf()  # tangents: rounding decides
-    assert int(skimming.sum()) <= 1
-    assert_equal_distances(ours[~skimming], expected[~skimming], 1e-6)
-    assert ((ours - expected).abs()[expected.isfinite() & ~skimming].median()) < 1e-13
-
-
-def test_nearest_names_the_solid_that_is_hit() -> None:
-    solids, rays = World(7).solids, directions(3000, seed=1)
-    towards = solids.centre_m - torch.tensor([1.0, -2.0, 30.0])
-    seen = seen_solids(towards, solids.half_m, solids.yaw_rad, solids.present, torch.float64).part(0, solids.boxes)
-    distance, index = nearest(seen, box_interval, rays[:, None])
-    each = torch.stack(
-        [
-            ray_box(seen.origin[:, [n]].expand_as(rays), turned_into(seen.yaw_cos_sin[:, [n]], rays), seen.half[:, [n]])
-            for n in range(solids.boxes)
-        ]
-    )
-    each[~solids.present[0, : solids.boxes]] = math.inf
-    best, expected = each.min(dim=0)
-    assert_equal_distances(distance, best, 1e-12)
-    assert torch.equal(index, torch.where(best.isfinite(), expected, -1))
-    assert int((each.isfinite().sum(dim=0) > 1).sum()) > 100  # rays that pass through several
-
-
-def first_hit(world: World, centre_m: Tensor, rays: Tensor, which: int = 0) -> Tensor:  # [3], [P, 3] -> [P]
-    """Distance to the nearest surface of a scene, every solid tried, in float64."""
-    solids, count = world.solids, len(rays)
-    best = (CAMERA_HEIGHT_M - centre_m[1]) / rays[:, 1]
-    best = torch.where(best > 0.0, best, math.inf)
-    for n in solids.present[which].nonzero().squeeze(-1).tolist():
-        yaw = float(solids.yaw_rad[which, n])
-        c, s = math.cos(yaw), math.sin(yaw)
-        solid_from_scene = torch.tensor([[c, 0, -s], [0, 1, 0], [s, 0, c]], dtype=torch.float64)
-        origin = solid_from_scene @ (centre_m - solids.centre_m[which, n])
-        half = solids.half_m[which, n][:, None].expand(3, count)
-        meet = ellipsoid_by_quadratic if solids.material[n] == CROWN else box_by_faces
-        best = torch.minimum(best, meet(origin[:, None].expand(3, count), solid_from_scene @ rays.T, half))
-    return best
-
-
-def mismatches(ours: Tensor, expected: Tensor, relative: float) -> int:
-    """How many distances differ by more, counting those below 1 m as 1 m; equal infinities agree."""
-    same = (ours.isinf() & expected.isinf()) | ((ours - expected).abs() <= relative * expected.clamp_min(1.0))
-    return int((~same).sum())
-
-
-@pytest.mark.parametrize("lens", [PINHOLE, FISHEYE], ids=["pinhole", "fisheye"])
-@pytest.mark.parametrize("seed", [0, 2])
-def test_depth_is_exact(lens: Lens, seed: int) -> None:
-    world, cameras = World(seed), Cameras(DRIVE, lens)
-    depth = render(world, cameras, *GRID, samples=1).depth_m.double()
-    rays, _ = patch_rays(lens, GRID)
-    for v, pose in enumerate(DRIVE):
-        expected = first_hit(world, pose[:3, 3], rays @ pose[:3, :3].T)
-        # On a silhouette float32 may see past an edge that float64 meets.
-        assert mismatches(depth[v].flatten(), expected, 1e-5) <= 2
-        assert expected.isinf().any()
-
-
-def test_depth_is_of_the_pixel_centre_for_any_number_of_samples() -> None:
-    world, cameras = World(1), Cameras(DRIVE, FISHEYE)
-    pictures = [render(world, cameras, *GRID, samples=samples) for samples in (1, 2, 3)]
-    assert all(torch.equal(picture.depth_m, pictures[0].depth_m) for picture in pictures)
-    blur = [(pictures[0].image - picture.image).abs().mean() for picture in pictures[1:]]
-    assert 1e-3 < min(blur) <= max(blur) < 0.06
 
 
 def test_first_camera_stands_on_the_road() -> None:
