@@ -68,8 +68,12 @@ class AttentionPlan:
         assert all(block.start >= stop for block, stop in zip(self.blocks, stops, strict=False)), "blocks out of order"
         assert all(block.camera or block.key.groups == 1 for block in self.blocks), "only camera blocks may be grouped"
         # Decided once, here: reading them off a GPU in every layer would stall it.
-        object.__setattr__(self, "cameraless_queries", (~self.query_has_camera).any(0).nonzero().squeeze(-1))
-        object.__setattr__(self, "has_cameraless_keys", bool((~self.key_has_camera).any()))
+        # Without a camera block, tokens without a camera are like all others.
+        lonely = ~self.query_has_camera if self.camera_blocks else torch.zeros_like(self.query_has_camera)
+        object.__setattr__(self, "cameraless_queries", lonely.any(0).nonzero().squeeze(-1))
+        object.__setattr__(
+            self, "has_cameraless_keys", bool(self.camera_blocks) and not bool(self.key_has_camera.all())
+        )
 
     @property
     def query_tokens(self) -> int:

@@ -98,6 +98,13 @@ def test_cross_attention_to_keys_that_are_all_without_a_camera() -> None:
     assert (merope.attend(q, k, v, plan) - scaled_dot_product_attention(q, k, v)).abs().max() < 1e-12
 
 
+def test_tokens_without_a_camera_where_no_block_is_about_cameras() -> None:
+    cameras = Cameras(random_poses(2), PINHOLE)
+    off = MeRoPE(disparity=False, rotation=False, translation=False)
+    for encoding in (merope.encoding("none"), off):
+        assert_backends_agree(encoding.plan(cameras, GRID, extra_tokens=2))
+
+
 def test_no_encoding_and_one_camera_are_plain_attention() -> None:
     q, k, v = random_qkv(2, 2, 6, 128)
     plain = scaled_dot_product_attention(q, k, v)
