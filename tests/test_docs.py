@@ -1,6 +1,7 @@
 """The documentation's example of a new encoding works as printed."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,12 @@ PAGE = (Path(__file__).parents[1] / "docs" / "encodings.md").read_text()
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> None:
+def example() -> Iterator[None]:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
-    with monkeypatch.context():
-        before = dict(ENCODINGS)
-        exec(code, {"__name__": "example"})
-        monkeypatch.setattr("merope.encodings.ENCODINGS", dict(ENCODINGS))
-        ENCODINGS.clear()
-        ENCODINGS.update(before)
+    exec(code, {"__name__": "example"})
+    yield
+    del ENCODINGS["ground"]
 
 
 @pytest.mark.usefixtures("example")
