@@ -13,7 +13,14 @@ LAYERS = {
     "taxonomy": {"errors", "geometry", "attention", "encodings"},
     "trilemma": {"errors", "geometry", "attention", "encodings"},
     "data": {"errors", "geometry"},
-    "cli": {"data", "demo", "errors", "geometry", "taxonomy"},
+    "birdseye": {"errors", "geometry"},
+    "evaluate": {"birdseye", "data", "errors", "geometry"},
+    "adapters": {"errors", "geometry", "attention", "encodings"},
+    "pipeline": {"adapters", "data", "errors", "geometry"},
+    "generate": {"adapters", "birdseye", "data", "errors", "geometry", "pipeline"},
+    "analysis": {"adapters", "attention", "data", "errors", "geometry"},
+    "train": {"adapters", "attention", "birdseye", "data", "encodings", "errors", "geometry", "pipeline"},
+    "cli": {"analysis", "data", "demo", "errors", "evaluate", "generate", "geometry", "taxonomy", "train"},
 }
 
 
