@@ -1,9 +1,9 @@
 """From a manifest to batches: an endless, resumable stream of clips that names and counts what it cannot read."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,15 +19,20 @@ from merope.geometry.lens_batches import stacked
 LOG = logging.getLogger(__name__)
 
 
-class ClipSource(Protocol):
-    """A table of clips that can be loaded one by one, in any process."""
+Item = TypeVar("Item")
+Collated = TypeVar("Collated")
+ItemOut = TypeVar("ItemOut", covariant=True)
+
+
+class ClipSource(Protocol[ItemOut]):
+    """A table of clips (or of what was made of them) that can be loaded one by one, in any process."""
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
         """What the clip is called in a manifest and in messages."""
 
-    def clip(self, index: int) -> Clip:
+    def clip(self, index: int) -> ItemOut:
         """Load it; raise if it cannot be read."""
 
 
@@ -65,7 +70,7 @@ def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
     )
 
 
-def curation_of(source: ClipSource, manifest: Manifest) -> Curation:
+def curation_of(source: ClipSource[object], manifest: Manifest) -> Curation:
     """The manifest's clusters and prototypes in the order of the source, matched by name."""
     row = {name: index for index, name in enumerate(manifest.ids)}
     names = [source.name(index) for index in range(len(source))]
@@ -80,28 +85,28 @@ def curation_of(source: ClipSource, manifest: Manifest) -> Curation:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _Loaded(Generic[Item]):
     """A clip, or why there is none."""
 
     index: int
-    clip: Clip | None
+    clip: Item | None
     reason: str = ""
 
 
-class _Clips(Dataset[_Loaded]):
+class _Clips(Dataset[_Loaded[Item]]):
     """Loads in worker processes."""
 
-    def __init__(self, source: ClipSource) -> None:
+    def __init__(self, source: ClipSource[Item]) -> None:
         self.source = source
 
-    def __getitem__(self, index: int) -> _Loaded:
+    def __getitem__(self, index: int) -> _Loaded[Item]:
         try:
             return _Loaded(index, self.source.clip(index))
         except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
             return _Loaded(index, None, f"{type(error).__name__}: {error}")
 
 
-class ClipLoader:
+class ClipLoader(Generic[Item, Collated]):
     """An endless stream of batches in the sampler's order, epoch after epoch.
 
     A clip that cannot be read is left out, logged by name and counted in `skipped`; the batch is filled with the next
@@ -109,19 +114,27 @@ class ClipLoader:
     with the very next clip.
     """
 
-    def __init__(self, source: ClipSource, sampler: ClusterSampler, batch_size: int, workers: int = 0) -> None:
+    def __init__(
+        self,
+        source: ClipSource[Item],
+        sampler: ClusterSampler,
+        batch_size: int,
+        workers: int = 0,
+        collate: Callable[[Sequence[Item], Sequence[int]], Collated] = collate,  # type: ignore[assignment]
+    ) -> None:
         if len(source) == 0:
             raise invalid("source", "at least one clip", "none", "check the manifest and the split")
         if len(sampler.cluster) != len(source):
             fix = "pass the sampler of curation_of(source, manifest)"
             raise invalid("sampler", f"over the {len(source)} clips of the source", len(sampler.cluster), fix)
         self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, workers
+        self.collate = collate
         self.skipped: dict[str, str] = {}  # name of a clip -> why
         self._handed_out = sampler.state_dict()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Collated]:
         self.sampler.load_state_dict(self._handed_out)
-        pending: list[tuple[Clip, int]] = []
+        pending: list[tuple[Item, int]] = []
         failures = 0
         while True:
             epoch, used = self.sampler.epoch, self.sampler.position
@@ -136,10 +149,10 @@ class ClipLoader:
                 pending.append((item.clip, int(self.sampler.cluster[item.index])))
                 if len(pending) == self.batch_size:
                     self._handed_out = self.sampler.state_dict(epoch, used)
-                    yield collate(*zip(*pending, strict=True))
+                    yield self.collate(*zip(*pending, strict=True))
                     pending = []
 
-    def _skip(self, item: _Loaded, failures: int) -> None:
+    def _skip(self, item: _Loaded[Item], failures: int) -> None:
         name = self.source.name(item.index)
         if name not in self.skipped:
             LOG.warning("skipped clip %s: %s", name, item.reason)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from merope.data.clip import Clip
 from merope.data.formats import read
 from merope.data.nuscenes import NuScenes, Window
+from merope.data.panshot import read_panshot
 from merope.data.trajectory import Trajectory
 from merope.data.video import read_video
 from merope.errors import invalid
@@ -112,6 +113,47 @@ class VideoSource:
             frames=read_video(self.root / row.video, chosen.tolist(), self.height, self.width),
             caption=row.caption,
             is_metric=path.is_metric,
+        )
+
+
+@dataclass(frozen=True)
+class PanShotSource:
+    """The clips of a PanShot sample list whose rows name their video in `video_path`."""
+
+    clips: Sequence[Clip]  # of `read_panshot`, without frames
+    videos: Sequence[Path]
+    frames: int
+
+    @classmethod
+    def open(
+        cls, samples: Path, root: Path, frames: int, height: int, width: int, near_depths: Path | None
+    ) -> "PanShotSource":
+        """Read a sample list; translations are divided by near_depths where that file is given."""
+        rows = json.loads(Path(samples).read_text())
+        without = [index for index, row in enumerate(rows) if "video_path" not in row]
+        if without:
+            fix = "add the path of the video, relative to the root"
+            raise invalid(f"video_path in {samples}", "in every row", f"missing in row {without[0]}", fix)
+        clips = read_panshot(samples, root, height, width, near_depths)
+        return cls(clips, [Path(root) / row["video_path"] for row in rows], frames)
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def name(self, index: int) -> str:
+        return self.clips[index].name
+
+    def clip(self, index: int) -> Clip:
+        clip, count = self.clips[index], self.frames
+        if len(clip.world_from_camera) < count:
+            got = len(clip.world_from_camera)
+            raise invalid(f"poses of {clip.name}", f"at least {count}", got, "shorten the clip")
+        frames = read_video(self.videos[index], list(range(count)), clip.lens.height, clip.lens.width)
+        return replace(
+            clip,
+            world_from_camera=clip.world_from_camera[:count],
+            timestamps_s=clip.timestamps_s[:count],
+            frames=frames,
         )
 
 

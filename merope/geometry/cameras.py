@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.geometry.lens_batches import picked
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid, check_shape, relative
 from merope.geometry.rays import patch_rays
@@ -85,6 +86,15 @@ class Cameras:
         object.__setattr__(moved, "lens", self.lens.to(device))
         object.__setattr__(moved, "has_pose", None if self.has_pose is None else self.has_pose.to(device))
         return moved
+
+    def at(self, cameras: slice) -> Self:
+        """Some of every clip's cameras."""
+        index = torch.arange(self.count)[cameras]
+        part = copy.copy(self)
+        object.__setattr__(part, "world_from_camera", self.world_from_camera[..., cameras, :, :])
+        object.__setattr__(part, "lens", picked(self.lens, index))
+        object.__setattr__(part, "has_pose", None if self.has_pose is None else self.has_pose[..., cameras])
+        return part
 
     def rays(
         self,

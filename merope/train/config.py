@@ -1,0 +1,226 @@
+"""What a training run is: one frozen dataclass per section of its TOML file, with the paper's values as defaults."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from merope.adapters.branch_config import CameraBranchConfig
+from merope.errors import invalid
+
+RESUMABLE = frozenset({"run", "parallel"})
+"""Sections that may differ when a run goes on: lengths, intervals and the machine, but not what is learnt."""
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """How long, how often, and where to. batch_size counts the clips of one step on all ranks together."""
+
+    out: Path
+    steps: int = 20_000
+    batch_size: int = 64
+    micro_batch: int = 1  # clips of one forward pass on one rank; gradients of the others are accumulated
+    seed: int = 0
+    log_every: int = 10
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    validate_every: int = 500
+    validation_clips: int = 32
+    sample_every: int = 0  # 0: no sample videos
+    sample_steps: int = 30  # denoising steps of a sample video
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "micro_batch", "log_every", "checkpoint_every", "keep_checkpoints"):
+            _at_least(f"run.{name}", getattr(self, name), 1)
+        for name in ("seed", "validate_every", "validation_clips", "sample_every"):
+            _at_least(f"run.{name}", getattr(self, name), 0)
+        if self.batch_size % self.micro_batch:
+            expected = f"a divisor of run.batch_size = {self.batch_size}"
+            raise invalid("run.micro_batch", expected, self.micro_batch, "use a smaller one")
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The transformer: a pretrained folder or hub id, or a WanTransformer3DModel from scratch.
+
+    A model from scratch has no VAE: it is trained on pixels in [−1, 1].
+    """
+
+    pretrained: str | None = None
+    architecture: dict[str, Any] | None = None  # arguments of WanTransformer3DModel
+    trainable: Literal["branch", "all"] = "branch"
+    precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; trained weights are always kept in fp32
+    gradient_checkpointing: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.pretrained is None) == (self.architecture is None):
+            got = "both" if self.pretrained is not None else "neither"
+            raise invalid("model", "either pretrained or architecture", got, "name a folder, or give the sizes")
+
+
+@dataclass(frozen=True)
+class WorldData:
+    """Fresh clips of the procedural world, rendered as they are needed; no two training clips share a world."""
+
+    kind: Literal["world"]
+    frames: int = 13
+    height: int = 72
+    width: int = 128
+    frame_rate_hz: float = 4.0
+    fov_deg: tuple[float, float] = (70.0, 70.0)  # horizontal, drawn uniformly
+    xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
+
+
+@dataclass(frozen=True)
+class NuScenesData:
+    """Windows of a nuScenes camera."""
+
+    kind: Literal["nuscenes"]
+    root: Path
+    clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
+    version: str = "v1.0-trainval"
+    split_file: Path | None = None  # JSON {"train": [scene, …], "val": […]}; None takes all scenes
+    split: str = "train"
+    validation_split: str = "val"
+    frames: int = 49
+    height: int = 288
+    width: int = 512
+    window_step: int = 1
+    workers: int = 8
+    prototypes_only: bool = False
+
+
+@dataclass(frozen=True)
+class VideoData:
+    """Videos with pose files, one JSON line a clip (see merope.data.sources)."""
+
+    kind: Literal["videos"]
+    root: Path
+    manifest: Path
+    validation_manifest: Path | None = None
+    clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
+    frames: int = 49
+    height: int = 288
+    width: int = 512
+    workers: int = 8
+    prototypes_only: bool = False
+
+
+@dataclass(frozen=True)
+class PanShotData:
+    """Shots cut from panoramas through unified cameras (see merope.data.sources for the sample list)."""
+
+    kind: Literal["panshot"]
+    root: Path
+    samples: Path
+    validation_samples: Path | None = None
+    near_depths: Path | None = None  # divide translations by these (the paper's normalisation on); None keeps them
+    clusters: Path | None = None
+    frames: int = 81
+    height: int = 480
+    width: int = 832
+    workers: int = 8
+    prototypes_only: bool = False
+
+
+@dataclass(frozen=True)
+class CachedData:
+    """A folder of `merope data cache`: latents and text are read instead of computed."""
+
+    kind: Literal["cache"]
+    root: Path
+    validation_root: Path | None = None
+    clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
+    workers: int = 8
+    prototypes_only: bool = False
+
+
+FileData = NuScenesData | VideoData | PanShotData
+"""Data whose frames are read and encoded."""
+
+Data = WorldData | NuScenesData | VideoData | PanShotData | CachedData
+
+
+@dataclass(frozen=True)
+class ObjectiveSection:
+    """Flow matching with a clean prefix."""
+
+    prefix_frames: int = 9  # clean RGB frames at the beginning of a clip; 0 trains from noise and text alone
+    shift: float = 5.0  # of the noise level: σ = s·u / (1 + (s − 1)·u) with u uniform
+    text_dropout: float = 0.1  # share of clips that are trained with the empty prompt, for guidance
+    prefix_dropout: float = 0.0  # share of clips that are trained without their clean prefix
+
+    def __post_init__(self) -> None:
+        _at_least("objective.prefix_frames", self.prefix_frames, 0)
+        if not 0 < self.shift < math.inf:
+            raise invalid("objective.shift", "positive and finite", self.shift, "Wan2.2 uses 5, Wan2.1 uses 3")
+        for name in ("text_dropout", "prefix_dropout"):
+            _probability(f"objective.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class OptimiserSection:
+    """AdamW with a constant learning rate (paper, Appendix on optimisation)."""
+
+    learning_rate: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    ema_decay: float | None = None  # None: no moving average of the weights
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < math.inf:
+            raise invalid("optimiser.learning_rate", "positive and finite", self.learning_rate, "the paper uses 1e-5")
+        if not self.clip_norm > 0:
+            raise invalid("optimiser.clip_norm", "positive; inf never clips", self.clip_norm, "1 is usual")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise invalid("optimiser.ema_decay", "in (0, 1)", self.ema_decay, "0.999 is usual; leave it out for none")
+
+
+@dataclass(frozen=True)
+class ParallelSection:
+    """How ranks share the work: replicas × shards of the weights × shards of a clip's frames = number of ranks."""
+
+    replicate: int = 1
+    shard: int | None = None  # None: all ranks that replicate and context leave over
+    context: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("replicate", "context"):
+            _at_least(f"parallel.{name}", getattr(self, name), 1)
+        if self.shard is not None:
+            _at_least("parallel.shard", self.shard, 1)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A whole run."""
+
+    run: RunSection
+    model: ModelSection
+    data: Data
+    branch: CameraBranchConfig | Literal["none"] = "none"  # "none": no camera conditioning, the paper's first row
+    objective: ObjectiveSection = field(default_factory=ObjectiveSection)
+    optimiser: OptimiserSection = field(default_factory=OptimiserSection)
+    parallel: ParallelSection = field(default_factory=ParallelSection)
+
+    def __post_init__(self) -> None:
+        if self.branch == "none" and self.model.trainable == "branch":
+            fix = 'add [branch], or train all weights with trainable = "all"'
+            raise invalid("model.trainable", "something to train", "no branch", fix)
+
+    def learnt(self) -> dict[str, Any]:
+        """What decides the result of a run, for comparing it with the run that a checkpoint came from."""
+        table = {name: value for name, value in asdict(self).items() if name not in RESUMABLE}
+        return table | {"seed": self.run.seed, "batch_size": self.run.batch_size}
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise invalid(name, f"at least {least}", value, "see merope/train/config.py for what it means")
+
+
+def _probability(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise invalid(name, "in [0, 1]", value, "it is a share of clips")

@@ -1,0 +1,214 @@
+"""The training loop, from a config to a trained adapter. Run the same command again to go on after any stop."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from merope.errors import invalid
+from merope.train import checkpoint, parallel
+from merope.train.build import build_stream
+from merope.train.config import TrainConfig
+from merope.train.context import ContextParallel
+from merope.train.log import TrainingLog
+from merope.train.model import Model, build_model, export
+from merope.train.objective import add_noise, clip_generator, loss_per_clip
+from merope.train.parallel import Ranks
+from merope.train.samples import write_sample
+from merope.train.streams import Examples, Stream
+
+VALIDATION = 1 << 62
+"""The step whose dice validation clips use: their noise is the same every time."""
+
+
+class NonFiniteLoss(ValueError):
+    """Training cannot go on: the weights of the last checkpoint are the last good ones."""
+
+
+def train(config: TrainConfig) -> Path:
+    """Train to config.run.steps. Returns the run's folder; what was trained is in its folder `trained`."""
+    ranks = parallel.start(config.parallel)
+    out = config.run.out
+    model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
+    stream = build_stream(config, model, ranks)
+    if config.parallel.context > 1:
+        model = replace(model, context=ContextParallel(model.transformer, ranks.context_group()))
+    parallel.shard_model(model.transformer, ranks, config.model.precision)
+    optimiser = build_optimiser(config, model.transformer)
+    average = moving_average(config, model.transformer)
+    done = resume(config, model, optimiser, average, stream)
+    if ranks.is_first:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "config.json").write_text(json.dumps(asdict(config), default=str, indent=1))
+    log = TrainingLog(out, config.run.steps, done, config.run.batch_size, ranks.is_first)
+    trained, all_parameters = model.parameter_counts()
+    log.say(f"{trained:,} of {all_parameters:,} parameters are trained; {done} of {config.run.steps} steps are done")
+    with stop_requests() as stop_wanted:
+        for step in range(done, config.run.steps):
+            loss, norm = train_step(config, model, stream, optimiser, ranks, step)
+            update_average(average, model.transformer, config.optimiser.ema_decay)
+            numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": config.optimiser.learning_rate}
+            done = step + 1
+            if due(done, config.run.validate_every) and config.run.validation_clips:
+                numbers["validation_loss"] = validate(config, model, stream, ranks)
+            log.step(done, numbers, show=due(done, config.run.log_every) or done == config.run.steps)
+            if due(done, config.run.sample_every):
+                file = out / "samples" / f"step-{done:08d}.mp4"
+                write_sample(model, stream.example(), config.run.sample_steps, file, write=ranks.is_first)
+            stopping = bool(ranks.sum([stop_wanted()])[0])
+            if due(done, config.run.checkpoint_every) or stopping or done == config.run.steps:
+                progress = checkpoint.Progress(done, stream.state_dict(), _plain(config.learnt()))
+                keep = config.run.keep_checkpoints
+                checkpoint.save(out / "checkpoints", progress, model.transformer, optimiser, average, keep)
+            if stopping:
+                log.say(f"stopped after step {done}; the same command goes on from there")
+                break
+    log.close()
+    if done == config.run.steps:
+        export(model, config, average, out / "trained")
+    parallel.stop()
+    return out
+
+
+def export_checkpoint(config: TrainConfig, place: Path) -> Path:
+    """Write the trained folders of a checkpoint, whatever ranks wrote it, in one process."""
+    progress = checkpoint.read_progress(place)
+    _check_same_run(progress.learnt, config)
+    model = build_model(config, torch.device("cpu"), sharded=False)
+    checkpoint.load_weights(place, model.transformer, averaged=config.optimiser.ema_decay is not None)
+    folder = config.run.out / f"trained-{progress.step:08d}"
+    export(model, config, {}, folder)
+    return folder
+
+
+def train_step(
+    config: TrainConfig, model: Model, stream: Stream, optimiser: Optimizer, ranks: Ranks, step: int
+) -> tuple[float, float]:
+    """One step of the optimiser: mean loss of the global batch, and the gradient's norm before clipping."""
+    optimiser.zero_grad(set_to_none=True)
+    total, bad = 0.0, []
+    for examples in stream.step(step):
+        losses = clip_losses(config, model, examples, step)
+        # FSDP takes the mean of all ranks' gradients; the sum over clips divided by their number is wanted.
+        (losses.sum() * (ranks.world_size / config.run.batch_size)).backward()
+        total += float(losses.detach().sum())
+        bad += [name for name, loss in zip(examples.names, losses.tolist(), strict=True) if not loss < float("inf")]
+    loss, failures = ranks.sum([total, len(bad)])
+    if failures:
+        raise _non_finite(config, step, "the loss of " + ", ".join(ranks.gather_names(bad)))
+    trained = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    norm = parallel.as_number(nn.utils.clip_grad_norm_(trained, config.optimiser.clip_norm))
+    if not norm < float("inf"):
+        raise _non_finite(config, step, "the gradient")
+    optimiser.step()
+    return loss / config.run.batch_size, norm
+
+
+def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]
+    """The flow-matching loss of every clip of a micro-batch."""
+    generators = [clip_generator(config.run.seed, step, place, examples.clean.device) for place in examples.places]
+    noised = add_noise(examples.clean, model.prefix, config.objective, generators)
+    text = torch.where(noised.drop_text[:, None, None], examples.no_text, examples.text)
+    prediction = model.predicted(noised, text, examples.cameras)
+    return loss_per_clip(prediction, noised, model.own_frames)
+
+
+@torch.no_grad()
+def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) -> float:
+    """Mean loss of the held-out clips, with the same noise every time."""
+    total = count = 0.0
+    for examples in stream.held_out(config.run.validation_clips):
+        losses = clip_losses(config, model, examples, VALIDATION)
+        total, count = total + float(losses.sum()), count + len(losses)
+    total, count = ranks.sum([total, count])
+    return total / (count / config.parallel.context)  # ranks that share a clip have counted it each
+
+
+def build_optimiser(config: TrainConfig, model: nn.Module) -> Optimizer:
+    """AdamW over what is trained."""
+    settings = config.optimiser
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return AdamW(
+        trained,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def moving_average(config: TrainConfig, model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the trained weights by name, none when no average is wanted."""
+    if config.optimiser.ema_decay is None:
+        return {}
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def update_average(average: dict[str, Tensor], model: nn.Module, decay: float | None) -> None:
+    if decay is not None:
+        for name, parameter in model.named_parameters():
+            if name in average:
+                average[name].lerp_(parameter.detach(), 1.0 - decay)
+
+
+def resume(
+    config: TrainConfig, model: Model, optimiser: Optimizer, average: dict[str, Tensor], stream: Stream
+) -> int:  # steps that are done
+    """Go on from the newest checkpoint of the folder, refused when that run learnt something else."""
+    places = checkpoint.complete(config.run.out / "checkpoints")
+    if not places:
+        return 0
+    _check_same_run(checkpoint.read_progress(places[-1]).learnt, config)
+    progress = checkpoint.load(places[-1], model.transformer, optimiser, average)
+    stream.load_state_dict(progress.data)
+    return progress.step
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or Ctrl-C has come; the loop then ends after its step. A second Ctrl-C ends it at once."""
+    asked: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps (0: never) happens after this one."""
+    return every > 0 and step % every == 0
+
+
+def _check_same_run(before: dict[str, Any], config: TrainConfig) -> None:
+    now = _plain(config.learnt())
+    keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if keys:
+        got = "; ".join(f"{key}: {before.get(key)} before, {now.get(key)} now" for key in keys)
+        fix = "use another run.out, or the old config"
+        raise invalid(str(config.run.out), "a run with the same settings", got, fix)
+
+
+def _non_finite(config: TrainConfig, step: int, what: str) -> NonFiniteLoss:
+    places = checkpoint.complete(config.run.out / "checkpoints")
+    last = f"the last good checkpoint is {places[-1]}" if places else "no checkpoint was written yet"
+    return NonFiniteLoss(f"step {step + 1}: {what} is not finite; {last}; nothing was overwritten")
+
+
+def _plain(table: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON."""
+    return json.loads(json.dumps(table, default=str))

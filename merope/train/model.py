@@ -1,0 +1,169 @@
+"""The model in training: a pipeline whose transformer carries a camera branch, and which of its weights are trained."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.wan import attach, attached_branch
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.pipeline.conditions import latent_cameras
+from merope.train.config import CachedData, TrainConfig
+from merope.train.context import ContextParallel
+from merope.train.objective import Noised, token_timesteps
+
+BRANCH_SEED_OFFSET = 1
+"""The branch has dice of its own, so that one seed gives every encoding the same base model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What the loop trains. The transformer may be sharded; the pipeline around it encodes and samples."""
+
+    pipeline: CameraVideoPipeline
+    precision: str  # "bf16" or "fp32"
+    device: torch.device
+    prefix_frames: int  # RGB
+    context: ContextParallel | None = None  # splits the frames of a clip over ranks
+
+    @property
+    def transformer(self) -> WanTransformer3DModel:
+        return self.pipeline.transformer
+
+    @property
+    def has_branch(self) -> bool:
+        return attached_branch(self.transformer) is not None
+
+    @property
+    def prefix(self) -> int:
+        """Clean latent frames."""
+        return self.pipeline.strides.latent_frames(self.prefix_frames) if self.prefix_frames else 0
+
+    @property
+    def own_frames(self) -> slice:
+        """Latent frames of the last prediction whose loss this rank computes."""
+        return slice(None) if self.context is None else self.context.shards.own
+
+    def predicted(
+        self,
+        noised: Noised,
+        text: Tensor,  # [B, L, D]
+        cameras: Cameras,  # [B, RGB frames]
+    ) -> Tensor:  # [B, C, T, H, W]
+        """The velocity that the transformer predicts."""
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        conditions = None
+        if self.has_branch:
+            conditions = {"cameras": latent_cameras(cameras, self.pipeline.strides.frames)}
+        with self._autocast():
+            return self.transformer(
+                hidden_states=noised.latents.to(dtype),
+                timestep=self._timesteps(noised),
+                encoder_hidden_states=text.to(dtype),
+                attention_kwargs=conditions,
+                return_dict=False,
+            )[0]
+
+    def _timesteps(self, noised: Noised) -> Tensor:  # [B, tokens], or [B]
+        """As the pipeline gives them: per token where some are clean or the base model was trained so."""
+        strides, (rows, columns) = self.pipeline.strides, noised.latents.shape[-2:]
+        per_token = token_timesteps(noised, (rows // strides.patch_rows) * (columns // strides.patch_columns))
+        return per_token if self.prefix or self.pipeline.config["expand_timesteps"] else per_token[:, 0]
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        """Weights that are trained stay in fp32; sharded ones are cast by FSDP instead."""
+        if self.precision == "fp32" or dist.is_initialized():
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def parameter_counts(self) -> tuple[int, int]:
+        """Trained and all parameters of the transformer."""
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.transformer.parameters()]
+        return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+
+
+def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Model:
+    """The pipeline of a config, its branch attached and what is not trained frozen."""
+    pipeline = _scratch(config) if config.model.pretrained is None else _pretrained(config, sharded)
+    transformer = pipeline.transformer
+    transformer.requires_grad_(config.model.trainable == "all")
+    if config.branch != "none":
+        torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
+        branch = attach(transformer, config.branch)
+        for processor in branch.processors().values():
+            processor.requires_grad_(True).to(torch.float32)
+    if config.model.gradient_checkpointing:
+        transformer.enable_gradient_checkpointing()
+    transformer.train()
+    pipeline.to(device)
+    return Model(pipeline, config.model.precision, device, config.objective.prefix_frames)
+
+
+def _scratch(config: TrainConfig) -> CameraVideoPipeline:
+    """A transformer with fresh weights, in pixel space."""
+    torch.manual_seed(config.run.seed)
+    architecture = dict(config.model.architecture or {})
+    if "patch_size" in architecture:
+        architecture["patch_size"] = tuple(architecture["patch_size"])
+    try:
+        transformer = WanTransformer3DModel(**architecture)
+    except TypeError as error:
+        fix = "use the argument names of diffusers' WanTransformer3DModel"
+        raise invalid("model.architecture", "sizes of a WanTransformer3DModel", str(error), fix) from None
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=config.objective.shift)
+    return CameraVideoPipeline(None, None, None, scheduler, transformer, expand_timesteps=True)
+
+
+def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
+    """A Wan folder. Frozen weights are kept in the precision of the arithmetic, trained and sharded ones in fp32."""
+    keep_fp32 = sharded or config.model.trainable == "all" or config.model.precision == "fp32"
+    parts = {"text_encoder": None, "tokenizer": None} if isinstance(config.data, CachedData) else {}
+    folder = config.model.pretrained or ""
+    try:
+        return CameraVideoPipeline.from_pretrained(
+            folder,
+            torch_dtype={"transformer": torch.float32 if keep_fp32 else torch.bfloat16},
+            **parts,
+        )
+    except OSError as error:
+        fix = "give the folder of a diffusers Wan model, or its hub id where the hub can be reached"
+        raise invalid("model.pretrained", "a Wan model", f"{folder} ({error})", fix) from None
+
+
+def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder: Path) -> None:
+    """Write what was trained as ordinary folders, from any sharding: the branch, and the transformer if it changed.
+
+    All ranks call it; the first one writes. With a moving average, that is what is written.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    weights: dict[str, Any] = dict(get_model_state_dict(model.transformer, options=options))
+    for name, value in average.items():
+        weights[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
+    if dist.is_initialized() and dist.get_rank() > 0:
+        return
+    if config.branch != "none":
+        branch = CameraBranch.for_transformer(model.transformer, config.branch)
+        _fill(branch, weights)
+        branch.save_pretrained(folder / "branch")
+    if config.model.trainable == "all":
+        base = WanTransformer3DModel.from_config(model.transformer.config)
+        base.load_state_dict({name: value for name, value in weights.items() if name in base.state_dict()})
+        base.save_pretrained(folder / "transformer")
+
+
+def _fill(branch: CameraBranch, weights: dict[str, Tensor]) -> None:
+    """Copy a transformer's weights of the branch into one that stands alone."""
+    for index, processor in branch.processors().items():
+        prefix = f"blocks.{index}.attn1.processor."
+        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        processor.load_state_dict(own)

@@ -1,0 +1,83 @@
+"""Flow matching with a clean prefix: noise that depends on the clip alone, and a loss on what is to be generated.
+
+x_t = (1 − σ) x + σ ε, the target is ε − x, σ = 0 on clean frames, which carry no loss. Everything random about a clip
+comes from (seed, step, place in the global batch), so that a run is the same on any number of ranks and after a resume.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.train.config import ObjectiveSection
+
+TIMESTEPS = 1000.0
+"""Wan's transformer takes noise levels on this scale."""
+
+
+@dataclass(frozen=True, eq=False)
+class Noised:
+    """Clips on their way between data and noise."""
+
+    latents: Tensor  # [B, C, T, H, W]
+    target: Tensor  # [B, C, T, H, W]
+    generated: Tensor  # bool [B, T], frames that carry noise and loss
+    sigma: Tensor  # [B]
+    drop_text: Tensor  # bool [B]
+
+
+def clip_generator(seed: int, step: int, draw: int, device: torch.device) -> torch.Generator:
+    """The dice of one clip. `draw` is its place in the global batch of the step."""
+    state = np.random.SeedSequence((seed, step, draw)).generate_state(1, np.uint64)[0]
+    return torch.Generator(device).manual_seed(int(state >> 1))
+
+
+def shifted(uniform: Tensor, shift: float) -> Tensor:
+    """Noise level from a uniform number: a shift above 1 spends more training on noisy clips."""
+    return shift * uniform / (1.0 + (shift - 1.0) * uniform)
+
+
+def add_noise(
+    clean: Tensor,  # [B, C, T, H, W]
+    prefix: int,  # clean latent frames
+    objective: ObjectiveSection,
+    generators: list[torch.Generator],  # [B]
+) -> Noised:
+    """Draw noise level, dropouts and noise of every clip from its own generator, in this order."""
+    device = clean.device
+    dice = torch.stack([torch.rand(3, generator=generator, device=device) for generator in generators])
+    noise = torch.stack([torch.randn(clean.shape[1:], generator=g, device=device) for g in generators]).to(clean.dtype)
+    sigma = shifted(dice[:, 0], objective.shift)
+    keeps_prefix = dice[:, 1] >= objective.prefix_dropout
+    is_prefix = torch.arange(clean.shape[2], device=device) < prefix
+    generated = ~(keeps_prefix[:, None] & is_prefix)
+    level = (sigma[:, None] * generated)[:, None, :, None, None].to(clean.dtype)
+    return Noised(
+        latents=(1 - level) * clean + level * noise,
+        target=noise - clean,
+        generated=generated,
+        sigma=sigma,
+        drop_text=dice[:, 2] < objective.text_dropout,
+    )
+
+
+def token_timesteps(
+    noised: Noised,
+    tokens_per_frame: int,
+) -> Tensor:  # [B, T · tokens per frame]
+    """The noise level of every token, 0 for those of clean frames."""
+    return (TIMESTEPS * noised.sigma[:, None] * noised.generated).repeat_interleave(tokens_per_frame, dim=1)
+
+
+def loss_per_clip(
+    prediction: Tensor,  # [B, C, T, H, W]
+    noised: Noised,
+    own: slice = slice(None),  # frames whose share of the loss is wanted
+) -> Tensor:  # [B]
+    """Mean squared error over the generated frames of each clip, so that every clip weighs the same.
+
+    The shares of disjoint sets of frames add up to the loss of the clip.
+    """
+    error = (prediction.float() - noised.target.float()).square().mean(dim=(1, 3, 4))  # [B, T]
+    return (error * noised.generated)[:, own].sum(1) / noised.generated.sum(1)

@@ -1,0 +1,66 @@
+"""Sample videos of a run: what the first held-out clip should look like, what the model makes of it, and the path."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merope.birdseye import birdseye_image
+from merope.data.video import write_video
+from merope.train.model import Model
+from merope.train.streams import Examples
+
+SAMPLE_FPS = 8.0
+LEAST_HEIGHT = 256
+"""Small models make small pictures; they are enlarged by whole factors to be seen."""
+
+
+@torch.no_grad()
+def write_sample(
+    model: Model,
+    examples: Examples,  # one clip
+    steps: int,  # of denoising
+    file: Path,
+    write: bool,
+) -> None:
+    """Generate a clip from its prefix and cameras; all ranks take part, one writes."""
+    true = as_uint8(model.pipeline.decode_latents(examples.clean))[0]
+    model.transformer.eval()
+    model.pipeline.set_progress_bar_config(disable=True)
+    generated = model.pipeline(
+        prompt_embeds=examples.text,
+        cameras=examples.cameras if model.has_branch else None,
+        prefix=true[: model.prefix_frames] if model.prefix_frames else None,
+        height=true.shape[1],
+        width=true.shape[2],
+        num_frames=true.shape[0],
+        num_inference_steps=steps,
+        guidance_scale=1.0,
+        generator=torch.Generator(model.device).manual_seed(0),
+        output_type="pt",
+        return_dict=False,
+    )[0][0]
+    model.transformer.train()
+    if write:
+        video = (generated.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+        write_video(side_by_side(true.cpu(), video, examples.cameras.world_from_camera[0].cpu()), file, SAMPLE_FPS)
+
+
+def side_by_side(
+    true: Tensor,  # uint8 [T, H, W, 3]
+    generated: Tensor,  # uint8 [T, H, W, 3]
+    world_from_camera: Tensor,  # [T, 4, 4]
+) -> Tensor:  # uint8 [T, H', W', 3]
+    """Ground truth, generated video, and the commanded path with a mark where the camera is."""
+    factor = max(1, -(-LEAST_HEIGHT // true.shape[1]))
+    pair = torch.cat((true, generated), dim=2).repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    height = pair.shape[1]
+    plots = [
+        birdseye_image({"commanded": world_from_camera}, height, height, frame=frame) for frame in range(len(true))
+    ]
+    video = torch.cat((pair, torch.stack(plots)), dim=2)
+    return video[:, : height // 2 * 2, : video.shape[2] // 2 * 2]
+
+
+def as_uint8(video: Tensor) -> Tensor:  # [B, 3, T, H, W] in [−1, 1] -> uint8 [B, T, H, W, 3]
+    return ((video.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 4, 1)

@@ -1,0 +1,105 @@
+"""Streams of training examples: clean latents, text and cameras, split over ranks so that any split gives one sequence.
+
+Place d of a step's global batch goes to data rank d mod W. A stream hands out micro-batches together with these places,
+from which everything random about a clip is drawn (merope.train.objective).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
+from merope.geometry.cameras import Cameras
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """B clips, ready for the model."""
+
+    names: tuple[str, ...]
+    places: tuple[int, ...]  # in the global batch of the step
+    clean: Tensor  # [B, C, T, H, W] latents, or pixels in [−1, 1]
+    text: Tensor  # [B, L, D]
+    no_text: Tensor  # [L, D], the empty prompt
+    cameras: Cameras  # [B, RGB frames]
+
+
+class Stream(Protocol):
+    """Training clips, step after step, and a fixed set of others for validation."""
+
+    def step(self, step: int) -> Iterator[Examples]:
+        """This rank's micro-batches of a step. Steps are asked for in order."""
+
+    def held_out(self, count: int) -> Iterator[Examples]:
+        """This rank's share of the first `count` validation clips, always the same."""
+
+    def example(self) -> Examples:
+        """The first validation clip alone, on every rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, as plain numbers, the same on all ranks."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which places of a global batch a rank takes, a few at a time."""
+
+    rank: int
+    ranks: int
+    micro_batch: int
+
+    def places(self, count: int) -> Iterator[tuple[int, ...]]:
+        own = range(self.rank, count, self.ranks)
+        for start in range(0, len(own), self.micro_batch):
+            yield tuple(own[start : start + self.micro_batch])
+
+
+@dataclass(frozen=True)
+class WorldStream:
+    """Fresh worlds, rendered on the device. The stream has no state: a clip follows from seed, step and place."""
+
+    clips: WorldClips
+    seed: int
+    batch_size: int
+    share: Share
+    text_dim: int
+    device: torch.device
+
+    def step(self, step: int) -> Iterator[Examples]:
+        for places in self.share.places(self.batch_size):
+            yield self._examples([self._training_seed(step, place) for place in places], places)
+
+    def held_out(self, count: int) -> Iterator[Examples]:
+        for places in self.share.places(count):
+            yield self._examples(places, places)
+
+    def example(self) -> Examples:
+        return self._examples((0,), (0,))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def _training_seed(self, step: int, place: int) -> int:
+        state = np.random.SeedSequence((self.seed, step, place, 1)).generate_state(1, np.uint64)[0]
+        return HELD_OUT_SEEDS + int(state >> 2)
+
+    def _examples(self, seeds: Sequence[int], places: tuple[int, ...]) -> Examples:
+        cameras = self.clips.cameras(seeds, self.device)
+        nothing = torch.zeros(1, self.text_dim, device=self.device)
+        return Examples(
+            names=tuple(f"world {seed}" for seed in seeds),
+            places=places,
+            clean=self.clips.video(seeds, cameras),
+            text=nothing.expand(len(seeds), -1, -1),
+            no_text=nothing,
+            cameras=cameras,
+        )

@@ -1,0 +1,158 @@
+"""TOML files as frozen dataclasses: every key is known, every value has the declared type, or the file is refused.
+
+A file may name another one as its `base`: it then only says what differs, so that a baseline or an ablation is a few
+lines. Command lines add `--set section.key=value`, the value written as in TOML.
+"""
+
+import difflib
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from merope.errors import invalid
+
+Config = TypeVar("Config")
+Table = dict[str, Any]
+
+
+def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> Config:
+    """The config of a file with `key=value` changes on top."""
+    table = read_table(file)
+    for change in changes:
+        table = merged(table, _parsed_change(change))
+    return build(kind, table)
+
+
+def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
+    """The table of a file laid over that of its `base`, whose path is relative to the file."""
+    file = Path(file).resolve()
+    if file in above:
+        raise invalid("base", "a chain of files that ends", " → ".join(path.name for path in (*above, file)), "cut it")
+    try:
+        table = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise invalid(
+            "config", "a TOML file", f"{file}, which is missing", "see configs/ for those that exist"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+    base = table.pop("base", None)
+    return table if base is None else merged(read_table(file.parent / base, (*above, file)), table)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
+    """Tables are merged key by key; anything else is replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        both_tables = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both_tables else value
+    return result
+
+
+def _parsed_change(change: str) -> Table:
+    key, equals, value = change.partition("=")
+    if not equals:
+        raise invalid("--set", "key=value", repr(change), "for example --set run.steps=100")
+    try:
+        parsed = tomllib.loads(f"{key.strip()} = {value}")
+    except tomllib.TOMLDecodeError:  # a bare word is a string: nobody wants to quote quotes in a shell
+        try:
+            parsed = tomllib.loads(f"{key.strip()} = '''{value}'''")
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"--set {change!r} is not key=value: {error}") from None
+    return parsed
+
+
+def build(kind: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
+    """A dataclass from a table. `where` is the dotted path of the table in messages."""
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise invalid(f"config key {where}{key}", "a known key", repr(key), fix)
+    values = {name: _converted(hints[name], table[name], f"{where}{name}") for name in known if name in table}
+    for name, field in known.items():
+        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise invalid(f"config key {where}{name}", "a value", "none", f"add it to [{where.rstrip('.') or 'top'}]")
+    return kind(**values)
+
+
+def _converted(hint: Any, value: Any, where: str) -> Any:
+    """The value as the declared type says, or a refusal that names the key."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _converted_union(get_args(hint), value, where)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise invalid(
+                f"config key {where}", f"one of {', '.join(map(repr, get_args(hint)))}", repr(value), "pick one"
+            )
+        return value
+    if is_dataclass(hint) and isinstance(value, dict):
+        return build(hint, value, f"{where}.")  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, list):
+        return _converted_tuple(get_args(hint), value, where)
+    if origin is list and isinstance(value, list):
+        return [_converted(get_args(hint)[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return value
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    if isinstance(hint, type) and type(value) is hint:
+        return value
+    raise invalid(
+        f"config key {where}", _described(hint), f"{value!r} ({type(value).__name__})", "write it as in configs/"
+    )
+
+
+def _converted_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    """The option that fits: for tables the dataclass whose `kind` is the table's."""
+    tables = [option for option in options if is_dataclass(option)]
+    if isinstance(value, dict) and len(tables) > 1:
+        kinds = {get_args(get_type_hints(option)["kind"])[0]: option for option in tables}
+        if value.get("kind") not in kinds:
+            raise invalid(f"config key {where}.kind", f"one of {', '.join(kinds)}", repr(value.get("kind")), "pick one")
+        return _converted(kinds[value["kind"]], value, where)
+    for option in options:
+        if option is not type(None) and _fits(option, value):
+            return _converted(option, value, where)
+    expected = " or ".join(_described(option) for option in options if option is not type(None))
+    raise invalid(f"config key {where}", expected, f"{value!r} ({type(value).__name__})", "write it as in configs/")
+
+
+def _fits(option: Any, value: Any) -> bool:
+    """Whether a value has the outer form of a type, so that messages speak of the option that was meant."""
+    if is_dataclass(option) or get_origin(option) is dict:
+        return isinstance(value, dict)
+    if get_origin(option) in (tuple, list):
+        return isinstance(value, list)
+    if get_origin(option) is Literal:
+        return isinstance(value, str)
+    if option is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, str) if option is Path else type(value) is option
+
+
+def _converted_tuple(hints: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return tuple(_converted(hints[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if len(value) != len(hints):
+        raise invalid(f"config key {where}", f"{len(hints)} values", f"{len(value)}", "write it as in configs/")
+    return tuple(
+        _converted(hint, item, f"{where}[{index}]") for index, (hint, item) in enumerate(zip(hints, value, strict=True))
+    )
+
+
+def _described(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    return "a table" if is_dataclass(hint) or get_origin(hint) is dict else getattr(hint, "__name__", str(hint))

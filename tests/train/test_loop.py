@@ -1,0 +1,223 @@
+"""The training loop: it learns, it goes on exactly, it trains what it should and stops as it should."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+from safetensors.torch import load_file
+
+from merope.adapters.wan import load_branch
+from merope.train import checkpoint, loop
+from merope.train.config import TrainConfig
+from merope.train.loop import NonFiniteLoss, train
+from merope.train.model import build_model
+from merope.train.streams import Examples, WorldStream
+from merope.train.toml_config import read_config
+from tests.train.tiny_runs import TINY, tiny_config
+
+GOLDEN = Path(__file__).parents[1] / "data" / "tiny_losses.json"
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{part}.{name}": value
+        for part in ("branch", "transformer")
+        if (out / "trained" / part).exists()
+        for name, value in load_file(out / "trained" / part / "diffusion_pytorch_model.safetensors").items()
+    }
+
+
+def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert a
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def test_the_tiny_run_learns_along_the_golden_curve(tmp_path: Path) -> None:
+    started_s = time.perf_counter()
+    config = read_config(TrainConfig, TINY, [f"run.out={tmp_path}"])
+    train(config)
+    curve, golden = losses(tmp_path), json.loads(GOLDEN.read_text())
+    assert time.perf_counter() - started_s < 60
+    assert len(curve) == 60
+    assert sum(curve[-10:]) < 0.45 * sum(curve[:10])
+    torch.testing.assert_close(torch.tensor(curve), torch.tensor(golden), rtol=2e-3, atol=0)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    validation = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    assert validation == sorted(validation, reverse=True)
+    assert len(validation) == 3
+    assert [place.name for place in checkpoint.complete(tmp_path / "checkpoints")] == ["step-00000040", "step-00000060"]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
+    whole = tiny_config(tmp_path / "whole", "run.steps=20", "optimiser.ema_decay=0.9")
+    train(whole)
+    parts = tiny_config(tmp_path / "parts", "run.steps=10", "optimiser.ema_decay=0.9")
+    train(parts)
+    train(replace(parts, run=replace(parts.run, steps=20)))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert_equal_weights(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "run.steps=1"))
+    with pytest.raises(ValueError, match=r"optimiser.*0.001.*0.5"):
+        train(tiny_config(tmp_path, "run.steps=2", "optimiser.learning_rate=0.5"))
+    assert len(losses(tmp_path)) == 1
+
+
+def test_ctrl_c_ends_after_the_step_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_begun = []
+
+    def interrupted(*args: object) -> tuple[float, float]:
+        steps_begun.append(1)
+        if len(steps_begun) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train_step(*args)  # type: ignore[arg-type]
+
+    train_step = loop.train_step
+    monkeypatch.setattr(loop, "train_step", interrupted)
+    train(tiny_config(tmp_path / "run", "run.steps=8"))
+    assert [place.name for place in checkpoint.complete(tmp_path / "run" / "checkpoints")] == ["step-00000003"]
+    assert not (tmp_path / "run" / "trained").exists()
+    train(tiny_config(tmp_path / "run", "run.steps=8"))
+    train(tiny_config(tmp_path / "whole", "run.steps=8"))
+    assert_equal_weights(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_a_killed_run_leaves_whole_checkpoints_and_goes_on_exactly(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tests.train.tiny_runs import tiny_config;"
+        "from merope.train.loop import train; import torch; torch.set_num_threads(1);"
+        "train(tiny_config(Path(sys.argv[1]), 'run.steps=400', 'run.checkpoint_every=1', 'run.keep_checkpoints=400'))"
+    )
+    folder = tmp_path / "killed" / "checkpoints"
+    begun = 0
+    for wait_s in (0.0, 0.013, 0.171):
+        process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(checkpoint.complete(folder)) < begun + 2:
+            time.sleep(0.002)
+        time.sleep(wait_s)
+        assert process.poll() is None, "the run ended before it could be killed"
+        process.kill()
+        process.wait()
+        begun = len(checkpoint.complete(folder))
+    steps = [checkpoint.read_progress(place).step for place in checkpoint.complete(folder)]
+    assert steps == list(range(1, len(steps) + 1))
+    last = tiny_config(tmp_path / "killed", f"run.steps={steps[-1] + 1}")
+    train(last)  # reads the newest checkpoint
+    train(tiny_config(tmp_path / "whole", f"run.steps={steps[-1] + 1}"))
+    assert_equal_weights(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+
+
+def test_what_is_frozen_does_not_change_by_a_bit(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "run.steps=3", "model.trainable=branch")
+    before = build_model(config, torch.device("cpu"), sharded=False)
+    train(config)
+    trained, total = before.parameter_counts()
+    branch = load_file(tmp_path / "trained" / "branch" / "diffusion_pytorch_model.safetensors")
+    assert trained == sum(value.numel() for value in branch.values())
+    assert trained == 4 * 48 * 48 + 4 * 48  # four linears of one block
+    assert 0 < trained < total
+    assert not (tmp_path / "trained" / "transformer").exists()
+    place = checkpoint.complete(tmp_path / "checkpoints")[-1]
+    after = build_model(config, torch.device("cpu"), sharded=False)
+    checkpoint.load_weights(place, after.transformer, averaged=False)
+    changed = {
+        name
+        for (name, a), b in zip(before.transformer.named_parameters(), after.transformer.parameters(), strict=True)
+        if not torch.equal(a, b)
+    }
+    assert changed == {name for name, p in after.transformer.named_parameters() if p.requires_grad}
+
+
+def test_frozen_weights_stay_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def remember(config: TrainConfig, *args: object, **kwargs: object) -> object:
+        seen["model"] = build_model(config, *args, **kwargs)  # type: ignore[arg-type]
+        seen["frozen"] = {
+            name: p.detach().clone() for name, p in seen["model"].transformer.named_parameters() if not p.requires_grad
+        }
+        return seen["model"]
+
+    monkeypatch.setattr(loop, "build_model", remember)
+    train(tiny_config(tmp_path, "run.steps=3", "model.trainable=branch"))
+    after = dict(seen["model"].transformer.named_parameters())
+    assert len(seen["frozen"]) > 20
+    assert [name for name, value in seen["frozen"].items() if not torch.equal(after[name], value)] == []
+
+
+def test_the_trained_folders_load_like_any_others(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "run.steps=2"))
+    transformer = WanTransformer3DModel.from_pretrained(tmp_path / "trained" / "transformer")
+    branch = load_branch(transformer, tmp_path / "trained" / "branch")
+    assert branch.config.encoding == "merope"
+
+
+def test_a_step_that_is_not_finite_names_the_clip_and_keeps_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = WorldStream.step
+
+    def poisoned(self: WorldStream, number: int) -> Iterator[Examples]:
+        for examples in step(self, number):
+            bad = number == 2 and examples.places == (1,)
+            yield replace(examples, names=("the bad clip",), clean=examples.clean * torch.nan) if bad else examples
+
+    monkeypatch.setattr(WorldStream, "step", poisoned)
+    with pytest.raises(NonFiniteLoss, match=r"step 3: the loss of the bad clip .*step-00000002"):
+        train(tiny_config(tmp_path, "run.steps=5", "run.checkpoint_every=1"))
+    place = checkpoint.complete(tmp_path / "checkpoints")[-1]
+    assert checkpoint.read_progress(place).step == 2
+    model = build_model(tiny_config(tmp_path), torch.device("cpu"), sharded=False)
+    checkpoint.load_weights(place, model.transformer, averaged=False)
+    assert all(bool(p.isfinite().all()) for p in model.transformer.parameters())
+
+
+def test_samples_are_written_with_the_path(tmp_path: Path) -> None:
+    from merope.data.video import read_video
+
+    train(tiny_config(tmp_path, "run.steps=1", "run.sample_every=1", "run.sample_steps=2"))
+    frames = read_video(tmp_path / "samples" / "step-00000001.mp4", [0, 3], 256, 24 * 16 * 2 + 256)
+    assert frames.shape[0] == 2
+    assert frames.float().std() > 10
+
+
+def test_settings_that_do_not_fit_are_refused_before_a_model_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"height.*multiple of 8"):
+        train(tiny_config(tmp_path, "data.height=20"))
+    with pytest.raises(ValueError, match="validation_clips"):
+        train(tiny_config(tmp_path, "run.validation_clips=3", "run.micro_batch=2"))
+    with pytest.raises(ValueError, match=r"model\.architecture"):
+        train(tiny_config(tmp_path, "model.architecture.num_heads=3"))
+    with pytest.raises(ValueError, match="prefix_frames"):
+        train(tiny_config(tmp_path, "objective.prefix_frames=4"))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_handlers_of_signals_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with loop.stop_requests() as wanted:
+        assert not wanted()
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        deadline = time.monotonic() + 5
+        while not wanted() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert wanted()
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,133 @@
+"""Config files: every key known, every value of its type, refusals that name the key."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from merope.train.config import TrainConfig
+from merope.train.toml_config import build, merged, read_config, read_table
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float
+    pair: tuple[int, int] = (1, 2)
+    name: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True)
+class Square:
+    kind: Literal["square"]
+    side: int
+
+
+@dataclass(frozen=True)
+class Disc:
+    kind: Literal["disc"]
+    radius: float
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    shape: Square | Disc
+    places: Literal["all"] | list[int] | tuple[int, ...] = "all"
+    file: Path | None = None
+
+
+GOOD = {"inner": {"rate": 1}, "shape": {"kind": "disc", "radius": 2}}
+
+
+def test_tables_become_dataclasses() -> None:
+    config = build(Outer, GOOD | {"places": [3, 4], "file": "~/x", "inner": {"rate": 1, "pair": [5, 6]}})
+    assert config == Outer(Inner(1.0, (5, 6)), Disc("disc", 2.0), [3, 4], Path("~/x").expanduser())
+    assert isinstance(config.inner.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"inner": {"rate": 1, "pairs": [1, 2]}}, ["inner.pairs", "did you mean 'pair'"]),
+        ({"inner": {"rate": "fast"}}, ["inner.rate", "float", "'fast'"]),
+        ({"inner": {"rate": True}}, ["inner.rate", "bool"]),
+        ({"inner": {}}, ["inner.rate", "none"]),
+        ({"inner": {"rate": 1, "name": "c"}}, ["inner.name", "'a', 'b'"]),
+        ({"inner": {"rate": 1, "pair": [1]}}, ["inner.pair", "2 values"]),
+        ({"inner": {"rate": 1, "pair": [1, 2.5]}}, ["inner.pair[1]", "2.5"]),
+        ({"shape": {"kind": "cube"}}, ["shape.kind", "square, disc"]),
+        ({"shape": {"kind": "square", "side": 1.5}}, ["shape.side", "int"]),
+        ({"places": "some"}, ["places", "'all'"]),
+        ({"places": 3}, ["places", "3"]),
+        ({"other": 1}, ["other"]),
+    ],
+)
+def test_refusals_name_the_key(change: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ValueError, match="config key") as error:
+        build(Outer, GOOD | change)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_file_lies_over_its_base(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "base.toml").write_text("[inner]\nrate = 1\npair = [7, 8]\n[shape]\nkind = 'square'\nside = 3\n")
+    (tmp_path / "deep" / "middle.toml").write_text("base = '../base.toml'\n[inner]\nrate = 2\n")
+    (tmp_path / "top.toml").write_text("base = 'deep/middle.toml'\nplaces = [1]\n")
+    config = read_config(Outer, tmp_path / "top.toml", ["inner.name=b", "shape.side=4"])
+    assert config == Outer(Inner(2.0, (7, 8), "b"), Square("square", 4), [1])
+
+
+def test_a_base_that_is_its_own_base_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("base = 'b.toml'")
+    (tmp_path / "b.toml").write_text("base = 'a.toml'")
+    with pytest.raises(ValueError, match=r"a\.toml → b\.toml → a\.toml"):
+        read_table(tmp_path / "a.toml")
+
+
+def test_merging_leaves_the_parts_alone() -> None:
+    base = {"a": {"b": 1, "c": 2}}
+    assert merged(base, {"a": {"c": 3}}) == {"a": {"b": 1, "c": 3}}
+    assert base == {"a": {"b": 1, "c": 2}}
+
+
+@pytest.mark.parametrize("change", ["run.steps", "run.steps=", "= 3"])
+def test_bad_changes_are_refused(change: str) -> None:
+    with pytest.raises(ValueError, match=r"--set|config key"):
+        read_config(TrainConfig, CONFIGS / "tiny.toml", [change])
+
+
+def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("steps = = 3")
+    for name in ("broken.toml", "missing.toml"):
+        with pytest.raises(ValueError, match=name):
+            read_config(TrainConfig, tmp_path / name)
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.toml")), ids=lambda file: str(file.relative_to(CONFIGS)))
+def test_every_shipped_config_is_valid(file: Path) -> None:
+    config = read_config(TrainConfig, file)
+    assert config.run.steps > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "run.steps=0",
+        "run.micro_batch=3",
+        "objective.text_dropout=1.5",
+        "objective.shift=0.0",
+        "optimiser.learning_rate=nan",
+        "optimiser.ema_decay=1.0",
+        "model.pretrained=somewhere",
+        "branch.compression=0",
+        "branch.encoding=meropee",
+        "parallel.context=0",
+    ],
+)
+def test_values_that_cannot_train_are_refused(change: str) -> None:
+    key = change.partition("=")[0].rpartition(".")[2]
+    with pytest.raises(ValueError, match=key if key != "pretrained" else "model"):
+        read_config(TrainConfig, CONFIGS / "tiny.toml", [change])
