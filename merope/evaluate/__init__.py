@@ -1,0 +1,1 @@
+"""How well a generated video followed its camera command, and how it looks."""
