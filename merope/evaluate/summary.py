@@ -108,7 +108,6 @@ def bootstrap_ratio(
     mean = float(top.sum() / bottom.sum()) if count else math.nan
     if count < 2:
         return Interval(mean, math.nan, math.nan, count)
-    generator = np.random.default_rng(seed)
-    draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))
-    low, high = np.quantile([top[draw].sum() / bottom[draw].sum() for draw in draws], (0.025, 0.975))
+    draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    low, high = np.quantile(top[draws].sum(1) / bottom[draws].sum(1), (0.025, 0.975))
     return Interval(mean, float(low), float(high), count)

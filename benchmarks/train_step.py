@@ -1,0 +1,162 @@
+"""One training step on the real Wan2.2 TI2V-5B architecture with random weights: clips per second and peak memory.
+
+    python benchmarks/train_step.py [--out benchmarks/results/train_step.json]
+
+Latents are those of 49 frames of 288×512: 13 cameras of 9×16 tokens, three clean latent frames. Rows: the branch alone
+(frozen base in bf16) and all weights (fp32 with bf16 arithmetic), each with gradient checkpointing, batch 1.
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+from merope.adapters.branch_config import CameraBranchConfig
+from merope.adapters.wan import attach
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Pinhole
+from merope.geometry.trajectories import driving_path
+from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.train.config import ModelSection, RunSection, TrainConfig, WorldData
+from merope.train.loop import build_optimiser, train_step
+from merope.train.model import Model
+from merope.train.parallel import Ranks
+from merope.train.streams import Examples
+
+WAN22_5B = {
+    "num_layers": 30,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "ffn_dim": 14336,
+    "in_channels": 48,
+    "out_channels": 48,
+    "patch_size": (1, 2, 2),
+    "text_dim": 4096,
+    "freq_dim": 256,
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
+}
+TINY_VAE = {  # gives the strides and the number of channels; it encodes nothing here
+    "base_dim": 4,
+    "z_dim": 48,
+    "dim_mult": [1, 1, 1, 1],
+    "num_res_blocks": 1,
+    "is_residual": True,
+    "in_channels": 12,
+    "out_channels": 12,
+    "patch_size": 2,
+    "scale_factor_spatial": 16,
+    "scale_factor_temporal": 4,
+    "latents_mean": [0.0] * 48,
+    "latents_std": [1.0] * 48,
+}
+FRAMES, HEIGHT, WIDTH, PREFIX = 49, 288, 512, 9
+
+
+@dataclass(frozen=True)
+class RandomStream:
+    """The same random latents every step."""
+
+    examples: Examples
+
+    def step(self, step: int) -> Iterator[Examples]:
+        yield self.examples
+
+
+def random_examples(device: torch.device) -> Examples:
+    dice = torch.Generator().manual_seed(0)
+    path = driving_path(FRAMES, 12.0, dice, PREFIX)
+    lens = Pinhole(405.0, 405.0, WIDTH / 2, HEIGHT / 2, WIDTH, HEIGHT)
+    text = torch.randn(1, 512, 4096, generator=dice)
+    return Examples(
+        names=("random",),
+        places=(0,),
+        clean=torch.randn(1, 48, 13, 18, 32, generator=dice).to(device),
+        text=text.to(device),
+        no_text=torch.zeros(512, 4096, device=device),
+        cameras=Cameras(path[None], lens, plan_dtype=torch.float32).to(device),
+    )
+
+
+def build(trainable: Literal["branch", "all"], encoding: str, device: torch.device) -> tuple[TrainConfig, Model]:
+    branch = CameraBranchConfig(encoding=encoding) if encoding != "none" else "none"
+    config = TrainConfig(
+        run=RunSection(Path("unused"), batch_size=1, validation_clips=0),
+        model=ModelSection(architecture=dict(WAN22_5B), trainable=trainable),
+        data=WorldData("world", FRAMES, HEIGHT, WIDTH),
+        branch=branch,  # type: ignore[arg-type]
+    )
+    dtype = torch.float32 if trainable == "all" else torch.bfloat16
+    with torch.device(device):
+        torch.set_default_dtype(dtype)
+        transformer = WanTransformer3DModel(**WAN22_5B)
+        torch.set_default_dtype(torch.float32)
+    transformer.requires_grad_(trainable == "all")
+    if branch != "none":
+        for processor in attach(transformer, branch).processors().values():
+            processor.requires_grad_(True).to(torch.float32)
+    transformer.enable_gradient_checkpointing()
+    transformer.train()
+    vae = AutoencoderKLWan(**TINY_VAE)
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0)
+    pipeline = CameraVideoPipeline(None, None, vae, scheduler, transformer, expand_timesteps=True)
+    return config, Model(pipeline, "bf16", device, PREFIX)
+
+
+def measure(trainable: Literal["branch", "all"], encoding: str, device: torch.device, steps: int) -> dict[str, Any]:
+    config, model = build(trainable, encoding, device)
+    optimiser = build_optimiser(config, model.transformer)
+    stream, ranks = RandomStream(random_examples(device)), Ranks(0, 1, device)
+    torch.cuda.reset_peak_memory_stats()
+    times, losses = [], []
+    for step in range(steps + 2):
+        torch.cuda.synchronize()
+        started_s = time.perf_counter()
+        losses.append(train_step(config, model, stream, optimiser, ranks, step)[0])  # type: ignore[arg-type]
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started_s)
+    trained, total = model.parameter_counts()
+    median_s = sorted(times[2:])[len(times[2:]) // 2]
+    return {
+        "encoding": encoding,
+        "trainable": trainable,
+        "trained_parameters": trained,
+        "parameters": total,
+        "step_s": median_s,
+        "spread_s": max(times[2:]) - min(times[2:]),
+        "clips_per_s": 1 / median_s,
+        "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "losses": losses,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/train_step.json"))
+    parser.add_argument("--steps", type=int, default=8)
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    rows = []
+    for trainable in ("branch", "all"):
+        for encoding in ("none", "ucpe", "merope"):
+            if trainable == "branch" and encoding == "none":
+                continue  # nothing to train
+            row = measure(trainable, encoding, device, options.steps)
+            torch.cuda.empty_cache()
+            print({name: value for name, value in row.items() if name != "losses"}, flush=True)
+            rows.append(row)
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({**about, "commit": "", "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Numbers of an evaluation: per clip, per manoeuvre and overall, for every method; results.json and clips.csv."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from merope.evaluate.auc import PairErrors, pair_errors
+from merope.evaluate.discover import HOW_COUNTED, MANOEUVRES, ClipName, Problem
+from merope.evaluate.metrics import STATIC_COMMAND, PoseMetrics, pose_metrics
+from merope.evaluate.record import Record, write_whole
+from merope.evaluate.summary import AUC_DEGREES, METRICS, RESAMPLES, Summary, summarise
+
+FORMAT = "merope-evaluation-1"
+EVERYTHING = "all clips"
+IN_COMMON = "clips that every method has"
+TITLES = {
+    "rot_deg": "rot°",
+    "tr_percent": "tr%",
+    "auc_3": "AUC@3",
+    "auc_10": "AUC@10",
+    "cammc": "CamMC",
+    "rot_err": "RotErr",
+    "trans_err": "TransErr",
+    "scale": "s*",
+    "ate_m": "ATE m",
+    "metric_tr_percent": "metric tr%",
+}
+"""Metrics as people know them, in the order of the paper's tables."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipResult:
+    """What was measured in one clip of one method; None where there is no commanded path to compare with."""
+
+    record: Record
+    metrics: PoseMetrics | None
+    pairs: PairErrors | None
+    auc_percent: dict[int, float]  # threshold in degrees -> AUC of this clip
+    problems: tuple[Problem, ...]
+
+    @property
+    def method(self) -> str:
+        return self.record.method
+
+    @property
+    def clip(self) -> ClipName:
+        return self.record.clip
+
+    @property
+    def is_measured(self) -> bool:
+        return self.metrics is not None and self.metrics.valid_frames >= 2
+
+    def value(self, name: str) -> float:
+        """A metric by name, NaN where it is undefined."""
+        if name.startswith("auc_"):
+            return self.auc_percent.get(int(name.removeprefix("auc_")), math.nan)
+        value = None if self.metrics is None else getattr(self.metrics, name)
+        return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """An evaluation: settings, every clip of every method, and summaries by group of clips and method.
+
+    Groups are EVERYTHING, the manoeuvres if there are any, and IN_COMMON if methods failed on different clips.
+    """
+
+    settings: Mapping[str, object]
+    versions: Mapping[str, str]
+    methods: tuple[str, ...]
+    clips: tuple[ClipResult, ...]
+    strays: tuple[Problem, ...]  # videos that nobody commanded
+    summaries: Mapping[str, Mapping[str, Summary]]  # group -> method -> summary
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [problem for clip in self.clips for problem in clip.problems] + list(self.strays)
+
+
+def measure(
+    records: Sequence[Record],
+    strays: Sequence[Problem],
+    settings: Mapping[str, object],
+    versions: Mapping[str, str],
+    seed: int = 0,
+) -> Results:
+    """All numbers of a run. Nothing is drawn at random but the bootstrap, by `seed`."""
+    clips = tuple(_clip(record) for record in records)
+    methods = tuple(dict.fromkeys(clip.method for clip in clips))
+    groups = {name: _summaries(group, seed) for name, group in _groups(clips, methods).items()}
+    return Results(settings, versions, methods, clips, tuple(strays), groups)
+
+
+def _clip(record: Record) -> ClipResult:
+    if len(record.commanded) == 0:
+        return ClipResult(record, None, None, {}, record.problems)
+    metrics = pose_metrics(record.commanded, record.recovered, record.valid, record.is_metric)
+    pairs = pair_errors(record.commanded, record.recovered, record.valid)
+    auc = {tau: 100.0 * pairs.hits(tau) / (tau * len(pairs.joint_deg)) for tau in AUC_DEGREES}
+    return ClipResult(record, metrics, pairs, auc, (*record.problems, *_found(record, metrics)))
+
+
+def _found(record: Record, metrics: PoseMetrics) -> Iterable[Problem]:
+    """Problems that only the numbers show."""
+    if metrics.valid_frames < 2:
+        return
+    for reason in metrics.undefined:
+        names = ", ".join(TITLES[name] for name in METRICS if _is_nan(getattr(metrics, name)))
+        yield Problem(record.method, str(record.clip), "undefined", f"{reason}: no {names}")
+    if metrics.static_estimate and STATIC_COMMAND not in metrics.undefined:
+        yield Problem(record.method, str(record.clip), "static estimate", "the recovered camera never moves")
+    elif metrics.reversed_motion:
+        reason = f"the recovered path fits only with a negative scale, s* = {metrics.scale:.3g}"
+        yield Problem(record.method, str(record.clip), "reversed motion", reason)
+
+
+def _is_nan(value: float | None) -> bool:
+    return value is not None and math.isnan(value)
+
+
+def _groups(clips: Sequence[ClipResult], methods: Sequence[str]) -> dict[str, list[ClipResult]]:
+    groups = {EVERYTHING: list(clips)}
+    named = {clip.clip.manoeuvre for clip in clips} - {""}
+    for manoeuvre in sorted(named, key=lambda name: ((*MANOEUVRES, name).index(name), name)):
+        groups[manoeuvre] = [clip for clip in clips if clip.clip.manoeuvre == manoeuvre]
+    measured = [{clip.clip for clip in clips if clip.method == method and clip.is_measured} for method in methods]
+    common = set.intersection(*measured) if measured else set()
+    if common and any(own != common for own in measured):
+        groups[IN_COMMON] = [clip for clip in clips if clip.clip in common]
+    return groups
+
+
+def _summaries(clips: Sequence[ClipResult], seed: int) -> dict[str, Summary]:
+    rows = {}
+    for method in dict.fromkeys(clip.method for clip in clips):
+        own = [clip for clip in clips if clip.method == method]
+        metrics = [clip.metrics for clip in own if clip.metrics is not None]
+        pairs = [clip.pairs for clip in own if clip.pairs is not None]
+        if metrics:
+            rows[method] = summarise(metrics, pairs, seed)
+    return rows
+
+
+def write_results(results: Results, out: Path) -> None:
+    """results.json with everything, and clips.csv with a row per clip and method."""
+    write_whole(
+        out / "results.json", json.dumps(as_json(results), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
+    write_whole(out / "clips.csv", as_csv(results))
+
+
+def as_json(results: Results) -> dict[str, object]:
+    """Plain values; what is undefined is null."""
+    return {
+        "format": FORMAT,
+        "settings": dict(results.settings),
+        "versions": dict(results.versions),
+        "bootstrap": {"resamples": RESAMPLES, "confidence": 0.95},
+        "summaries": {
+            group: {method: _finite(asdict(summary)) for method, summary in rows.items()}
+            for group, rows in results.summaries.items()
+        },
+        "clips": [_clip_document(clip) for clip in results.clips],
+        "problems": [asdict(one) | {"counts": HOW_COUNTED[one.kind]} for one in results.problems],
+    }
+
+
+def _clip_document(clip: ClipResult) -> dict[str, object]:
+    return {
+        "method": clip.method,
+        "clip": str(clip.clip),
+        "manoeuvre": clip.clip.manoeuvre,
+        "estimator": clip.record.estimator,
+        "weights_sha256": clip.record.weights_sha256,
+        "note": clip.record.note,
+        "metrics": None if clip.metrics is None else clip.metrics.as_dict(),
+        "auc_percent": {str(tau): value for tau, value in clip.auc_percent.items()},
+        "problems": [problem.kind for problem in clip.problems],
+    }
+
+
+def _finite(value: object) -> object:
+    """NaN as null, at any depth: JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def as_csv(results: Results) -> str:
+    """One row per clip and method; empty where a number is undefined."""
+    auc_names = [f"auc_{tau}" for tau in AUC_DEGREES]
+    names = [*METRICS, *auc_names, "chord_m"]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["method", "clip", "manoeuvre", "frames", "valid_frames", *names, "problems", "reasons"])
+    for clip in results.clips:
+        frames = ["", ""] if clip.metrics is None else [clip.metrics.frames, clip.metrics.valid_frames]
+        values = ["" if math.isnan(clip.value(name)) else repr(clip.value(name)) for name in names]
+        kinds = "; ".join(problem.kind for problem in clip.problems)
+        reasons = "; ".join(problem.reason for problem in clip.problems)
+        table.writerow([clip.method, str(clip.clip), clip.clip.manoeuvre, *frames, *values, kinds, reasons])
+    for stray in results.strays:
+        table.writerow([stray.method, stray.clip, "", "", "", *([""] * len(names)), stray.kind, stray.reason])
+    return text.getvalue()
+
+
+def as_text(results: Results) -> str:
+    """The summary and every problem, for a terminal."""
+    columns = ("rot_deg", "tr_percent", "auc_3", "auc_10", "cammc")
+    width = max(len(method) for method in results.methods)
+    lines = []
+    for group, rows in results.summaries.items():
+        lines.append(f"{group}:")
+        lines.append(" " * (width + 2) + "  rot° ↓   tr% ↓  AUC@3 ↑ AUC@10 ↑  CamMC ↓   measured")
+        for method, summary in rows.items():
+            values = [summary.values[name].mean if name in summary.values else math.nan for name in columns]
+            cells = " ".join(f"{'–':>8}" if math.isnan(value) else f"{value:8.3f}" for value in values)
+            measured = f"{summary.clips - summary.failed_clips} of {summary.clips}"
+            lines.append(f"  {method:<{width}}{cells}   {measured}")
+    if results.problems:
+        lines.append(f"problems ({len(results.problems)}):")
+    for one in results.problems:
+        lines.append(f"  {one.method}: {one.clip}: {one.kind}: {one.reason} [{HOW_COUNTED[one.kind]}]")
+    return "\n".join(lines)

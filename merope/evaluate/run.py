@@ -1,0 +1,247 @@
+"""A folder of videos: poses recovered clip by clip, in parallel, so that an interrupted run goes on where it was.
+
+Every finished clip is one file under `out`/clips. It is taken up again as long as the pose file, the video, the
+estimator and the installed versions are the same. With an estimator that repeats itself the results depend neither on
+how often a run was interrupted nor on the number of processes.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from merope.errors import invalid
+from merope.evaluate.discover import Job, match, read_commanded
+from merope.evaluate.record import Record, read_record, write_record
+from merope.evaluate.recover import EstimatorChoice, built, failed, recover
+from merope.evaluate.report import write_report
+from merope.evaluate.results import Results, measure, write_results
+
+PACKAGES = ("merope", "torch", "numpy", "av", "opencv-python-headless", "pycolmap")
+
+
+def versions() -> dict[str, str]:
+    """What is installed of the packages that results depend on."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def evaluate(
+    commanded: Path,  # a folder of pose files, or a manifest
+    methods: Mapping[str, Path],  # name -> folder of videos
+    choice: EstimatorChoice,
+    out: Path,
+    workers: int = 1,
+    estimates: Path | None = None,
+    seed: int = 0,
+) -> Results:
+    """Folders of videos against their commanded paths; writes results.json, clips.csv and report.html to `out`.
+
+    estimates: for the estimator "precomputed" the folder of recovered paths, named like the videos; of several methods
+        with a sub-folder for each. The call can be interrupted and repeated at any time.
+    """
+    _check_choice(choice, estimates)
+    jobs, strays = match(read_commanded(commanded), methods, estimates)
+    records = recover_all(jobs, choice, out, workers)
+    print(f"measuring {len(records)} clips", file=sys.stderr)
+    settings = {
+        "commanded": str(commanded),
+        "methods": {name: str(folder) for name, folder in methods.items()},
+        "estimator": choice.name,
+        "checkpoint": None if choice.checkpoint is None else str(choice.checkpoint),
+        "weights_sha256": next((one.weights_sha256 for one in records if one.weights_sha256), None),
+        "estimates": None if estimates is None else str(estimates),
+        "seed": seed,
+    }
+    results = measure(records, strays, settings, versions(), seed)
+    write_results(results, out)
+    write_report(results, out / "report.html")
+    return results
+
+
+def _check_choice(choice: EstimatorChoice, estimates: Path | None) -> None:
+    if choice.name == "render-anchored":
+        fix = "call RenderAnchoredEstimator for each clip, write the poses, and evaluate them as precomputed"
+        raise invalid("estimator", "one that needs nothing but the video", repr(choice.name), fix)
+    if (choice.name == "precomputed") != (estimates is not None):
+        expected = "a folder with estimator precomputed, and not otherwise"
+        raise invalid("estimates", expected, f"{estimates} with {choice.name}", "pass both or neither")
+    if estimates is not None and not estimates.is_dir():
+        raise invalid("estimates", "a folder", f"{estimates}, which is none", "check the path")
+
+
+def recover_all(jobs: Sequence[Job], choice: EstimatorChoice, out: Path, workers: int = 1) -> list[Record]:
+    """The record of every job, in their order, from earlier runs where possible.
+
+    workers: processes; 1 works in this one. Raises before any work if the estimator cannot be built.
+    """
+    if workers < 1:
+        raise invalid("workers", "at least 1", workers, "pass the number of processes")
+    if workers > 1:
+        choice = replace(choice, threads=max((os.cpu_count() or 1) // workers, 1))
+    if any(job.video is not None and job.estimate is None for job in jobs):
+        built(choice)
+    prints = _fingerprints(jobs, choice)
+    files = [_record_file(out, job) for job in jobs]
+    records = [read_record(file, fingerprint) for file, fingerprint in zip(files, prints, strict=True)]
+    tasks = [
+        Task(index, jobs[index], choice, files[index], prints[index])
+        for index, record in enumerate(records)
+        if record is None
+    ]
+    progress = _Progress(len(jobs), len(tasks))
+    in_turn = _in_turn(tasks) if workers == 1 else _in_processes(tasks, min(workers, max(len(tasks), 1)))
+    for index, record in in_turn:
+        records[index] = record
+        progress.report(record)
+    return [record for record in records if record is not None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job with where its record goes."""
+
+    index: int
+    job: Job
+    choice: EstimatorChoice
+    file: Path
+    fingerprint: str
+
+
+def _record_file(out: Path, job: Job) -> Path:
+    """Names of clips may hold slashes and anything else; a digest keeps different ones apart."""
+    name = str(job.clip)
+    readable = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:80]
+    method = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in job.method)[:80]
+    digest = hashlib.sha256(f"{job.method}\0{name}".encode()).hexdigest()[:8]
+    return out / "clips" / method / f"{readable}-{digest}.json"
+
+
+def _fingerprints(jobs: Sequence[Job], choice: EstimatorChoice) -> list[str]:
+    """For every job a digest of all that its record follows from."""
+    shared = json.dumps([choice.fingerprint(), versions()])
+    sources = {
+        source for job in jobs for source in (job.commanded.poses, job.video, job.estimate) if source is not None
+    }
+    digests = {source: _content_digest(source) for source in sources}  # methods share commanded paths
+    prints = []
+    for job in jobs:
+        path, files = job.commanded, (job.commanded.poses, job.video, job.estimate)
+        parts = [shared, job.method, str(path.clip), path.start, path.stride, path.frames, str(job.refusal)]
+        contents = [None if source is None else digests[source] for source in files]
+        prints.append(hashlib.sha256(json.dumps([*parts, *contents]).encode()).hexdigest())
+    return prints
+
+
+def _content_digest(source: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
+        if file.is_file():
+            digest.update(file.name.encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _in_turn(tasks: Sequence[Task]) -> Iterator[tuple[int, Record]]:
+    for task in tasks:
+        yield task.index, _run(task)
+
+
+def _in_processes(tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, Record]]:
+    """Tasks in processes of their own. A process that dies takes the pool with it; those in flight are tried alone."""
+    waiting = list(reversed(tasks))
+    while waiting:
+        flying: dict[Future[Record], Task] = {}
+        pool = _pool(workers)
+        try:
+            while waiting or flying:
+                while waiting and len(flying) < workers:
+                    flying[pool.submit(_run, waiting[-1])] = waiting[-1]
+                    waiting.pop()
+                for future in wait(flying, return_when=FIRST_COMPLETED).done:
+                    record = future.result()
+                    yield flying.pop(future).index, record
+        except BrokenProcessPool:
+            yield from ((task.index, _run_alone(task)) for task in flying.values())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    threads = max((os.cpu_count() or 1) // workers, 1)
+    fresh = multiprocessing.get_context("spawn")  # forked children inherit locks of torch's threads
+    return ProcessPoolExecutor(workers, fresh, _prepare_worker, (threads,))
+
+
+def _prepare_worker(threads: int) -> None:
+    """Ctrl-C ends a worker at once and without words; the parent says what is left."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(threads)
+
+
+def _run_alone(task: Task) -> Record:
+    with _pool(1) as pool:
+        try:
+            return pool.submit(_run, task).result()
+        except BrokenProcessPool:
+            return failed(task.job, "estimator stopped", "its process died, for want of memory or by a fault inside")
+
+
+def _run(task: Task) -> Record:
+    """Recover a clip and leave its file, also when the parent is gone by then."""
+    record = recover(task.job, task.choice)
+    if record.is_final:
+        write_record(record, task.file, task.fingerprint)
+    return record
+
+
+class _Progress:
+    """A line on stderr with failures and the time left: rewritten on a terminal, every ten seconds in a log."""
+
+    def __init__(self, clips: int, tasks: int) -> None:
+        self.clips, self.tasks, self.done, self.failed = clips, tasks, 0, 0
+        self.begun = self.spoken = time.monotonic()
+        if tasks < clips:
+            print(f"{clips - tasks} of {clips} clips are finished from an earlier run", file=sys.stderr)
+
+    def report(self, record: Record) -> None:
+        """Count a clip."""
+        self.done += 1
+        self.failed += not bool(record.valid.any())
+        on_terminal, finished, now = sys.stderr.isatty(), self.done == self.tasks, time.monotonic()
+        if not finished and now - self.spoken < (0.2 if on_terminal else 10.0):
+            return
+        self.spoken = now
+        left_s = (now - self.begun) / self.done * (self.tasks - self.done)
+        before = self.clips - self.tasks
+        counts = f"{before + self.done} of {self.clips} clips, {self.failed} failed"
+        line = f"recovering poses: {counts}, {_duration(left_s)} left"
+        start, end = ("\r", "\n" if finished else "") if on_terminal else ("", "\n")
+        print(f"{start}{line:<70}", end=end, file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )
