@@ -24,7 +24,6 @@ class EstimatorChoice:
 
     name: str
     checkpoint: Path | None = None
-    threads: int = -1  # of COLMAP; −1 takes all cores
 
     def fingerprint(self) -> str:
         """Changes when the weights do; they are too large to be read for every clip."""
@@ -39,8 +38,6 @@ class EstimatorChoice:
 def built(choice: EstimatorChoice) -> PoseEstimator:
     """The estimator itself; refused with what is missing if it cannot be made."""
     options: dict[str, object] = {} if choice.checkpoint is None else {"checkpoint": choice.checkpoint}
-    if choice.name == "colmap":
-        options["threads"] = choice.threads
     return estimator(choice.name, **options)
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -93,8 +93,6 @@ def recover_all(jobs: Sequence[Job], choice: EstimatorChoice, out: Path, workers
     """
     if workers < 1:
         raise invalid("workers", "at least 1", workers, "pass the number of processes")
-    if workers > 1:
-        choice = replace(choice, threads=max((os.cpu_count() or 1) // workers, 1))
     if any(job.video is not None and job.estimate is None for job in jobs):
         built(choice)
     prints = _fingerprints(jobs, choice)

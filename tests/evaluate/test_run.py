@@ -269,7 +269,6 @@ class Deadly:
     """A choice whose estimator takes its process with it."""
 
     checkpoint = None
-    threads = 1
 
     @property
     def name(self) -> str:

@@ -1,0 +1,59 @@
+"""Dense optical flow between two images, and where it can be believed."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+MAX_ROUND_TRIP_PX = 1.0  # forward and backward flow must meet within
+MIN_LIKENESS, WINDOW_PX = 0.5, 9  # correlation of what the flow joins, in a window
+MIN_VARIANCE = 4.0  # of grey levels 0 … 255 in a window that has texture
+
+
+def grey(image: Tensor) -> NDArray[np.uint8]:  # uint8 [H, W, 3] -> [H, W]
+    import cv2
+
+    return np.asarray(cv2.cvtColor(image.numpy(), cv2.COLOR_RGB2GRAY), np.uint8)
+
+
+def flow(
+    a: NDArray[np.uint8],  # [H, W]
+    b: NDArray[np.uint8],
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:  # [H, W, 2] pixels from a to b, bool [H, W]
+    """DIS flow, and where it returns to its start and joins what looks alike.
+
+    Without the second condition a blank image would pass for one that shows everything in its place.
+    """
+    import cv2
+
+    method = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    method.setFinestScale(0)
+    nowhere = np.zeros((*a.shape, 2), np.float32)
+    forward = np.asarray(method.calc(a, b, nowhere.copy()), np.float32)
+    backward = np.asarray(method.calc(b, a, nowhere.copy()), np.float32)
+    y, x = np.mgrid[: a.shape[0], : a.shape[1]].astype(np.float32)
+    x, y = x + forward[..., 0], y + forward[..., 1]
+    back = cv2.remap(backward, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=(1e6, 1e6))
+    returns = np.linalg.norm(forward + back, axis=-1) < MAX_ROUND_TRIP_PX
+    return forward, returns & (likeness(a, cv2.remap(b, x, y, cv2.INTER_LINEAR)) > MIN_LIKENESS)
+
+
+def likeness(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:  # [H, W] grey levels 0 … 255 -> [H, W]
+    """Correlation of the windows around each pixel, without their means; 0 where either has no texture."""
+    both = textured(a) & textured(b)
+    spread = np.sqrt(np.where(both, _covariance(a, a) * _covariance(b, b), 1.0))
+    return np.where(both, _covariance(a, b) / spread, 0.0)
+
+
+def textured(image: NDArray[Any]) -> NDArray[np.bool_]:  # [H, W] grey levels 0 … 255 -> [H, W]
+    return _covariance(image, image) > MIN_VARIANCE
+
+
+def _covariance(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:  # [H, W] twice -> [H, W]
+    """Of two images in the window around each pixel."""
+    import cv2
+
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    product, mean_a, mean_b = (cv2.blur(image, (WINDOW_PX, WINDOW_PX)) for image in (a * b, a, b))
+    return np.asarray(product - mean_a * mean_b, np.float64)
