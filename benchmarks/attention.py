@@ -64,7 +64,9 @@ def plan_for(method: str, cameras: Cameras, grid: tuple[int, int]) -> AttentionP
     """The plan of a method; homogeneous encodings get their translations scaled to about 1, as they need."""
     options = {}
     if method in ("gta", "ucpe"):
-        options["translation_scale"] = merope.translation_scale(cameras.world_from_camera.cpu())
+        options["translation_scale"] = merope.translation_scale(
+            cameras.world_from_camera.cpu().view(-1, cameras.count, 4, 4)
+        )
     return merope.encoding(method, **options).plan(cameras, grid).to(dtype=torch.float32)
 
 
@@ -154,7 +156,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
-    methods = [("gta", "sdpa"), ("ucpe", "sdpa"), ("merope", "sdpa")]
+    methods = [(method, backend) for method in ("gta", "ucpe", "merope") for backend in ("sdpa", "fused")]
     rows = [row for shape in options.shapes for row in rows_of(shape, torch.bfloat16, methods, options.repeats)]
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

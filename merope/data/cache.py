@@ -1,9 +1,14 @@
 """Latents and text on disk, so that the VAE and the text encoder run once per clip.
 
-    cache.json                   what was cached: model, size, frames, number of clips
-    clips.jsonl                  one row per clip: id, files, caption and whatever the loader needs besides
-    latents/<id>.safetensors     "latents" [C, T, H, W] and, beside it, <id>.json with the poses and the lens
-    text/<id>.safetensors        "text" [L, D] without padding, one file per caption; the empty prompt is one of them
+    cache.json                   what was cached: model, data, sizes
+    clips.jsonl                  one row per clip: id, file, caption
+    latents/<id>.safetensors     "latents" [C, T, H, W]; beside it <id>.json with the poses and the lens
+    text/<id>.safetensors        "text" [l, D] without its padding and "length" L with it, one file per caption; the
+                                 empty prompt is one of them
+
+Latents and text are kept in bfloat16. A model that computes in bfloat16 rounds them to it anyway: what it sees of the
+clean prefix and of the text is the same to the bit. Only the target of the loss is rounded besides, by at most 2⁻⁹ of
+each number, far below the noise that it is made of.
 
 Files are written beside their place and renamed, so an interrupted run goes on where it stopped.
 """
@@ -12,7 +17,10 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +50,7 @@ class CachedClip:
 
 @dataclass(frozen=True, eq=False)
 class CachedBatch:
-    """B cached clips; text is padded with zeros, which is how Wan pads."""
+    """B cached clips, as many rows of text as the text encoder gave."""
 
     names: tuple[str, ...]
     latents: Tensor  # [B, C, T, H, W]
@@ -55,22 +63,24 @@ def write_cache(
     source: ClipSource[Clip],
     encode_frames: Callable[[Tensor], Tensor],  # uint8 [1, T, H, W, 3] -> [1, C, T, H, W]
     encode_text: Callable[[str], Tensor],  # -> [L, D]
-    about: dict[str, Any],  # model and sizes; a cache of something else is not added to
+    about: dict[str, Any],  # what decides the content; a cache of something else is not added to
+    workers: int = 1,  # threads that read clips while others are encoded
 ) -> dict[str, str]:  # name -> why it was skipped
-    """Encode every clip of a source that is not there yet. Clips that cannot be read are named, not lost."""
+    """Encode every clip of a source that is not there yet. Clips that cannot be read are named and left out."""
     _begin(folder, about)
     _text_file(folder, "", encode_text)
-    rows, skipped = [], {}
-    for index in range(len(source)):
-        name = source.name(index)
-        print(f"caching clip {index + 1} of {len(source)}", end="\r", file=sys.stderr, flush=True)
-        try:
-            rows.append(_cached(folder, source, index, encode_frames, encode_text))
-        except (ValueError, OSError) as error:
-            skipped[name] = str(error)
-            print(f"skipped clip {name}: {error}", file=sys.stderr)
-    print(file=sys.stderr)
-    _replace(folder / "clips.jsonl", lambda part: part.write_text("".join(f"{json.dumps(row)}\n" for row in rows)))
+    names = [source.name(index) for index in range(len(source))]
+    missing = [index for index, name in enumerate(names) if not _row_file(folder, name).exists()]
+    started_s, skipped = time.perf_counter(), {}
+    for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
+        if isinstance(clip, Clip):
+            _write_clip(folder, names[index], clip, encode_frames, encode_text)
+        else:
+            skipped[names[index]] = str(clip)
+            print(f"skipped clip {names[index]}: {clip}", file=sys.stderr)
+        _show(done, len(missing), started_s)
+    rows = [_row_file(folder, name).read_text() for name in names if name not in skipped]
+    _replace(folder / "clips.jsonl", lambda part: part.write_text("".join(f"{row}\n" for row in rows)))
     return skipped
 
 
@@ -108,8 +118,13 @@ class CachedSource:
         )
 
     def text(self, caption: str) -> Tensor:  # [L, D]
-        """The embedding of a caption that occurs in the cache, or of the empty prompt."""
-        return load_file(self.folder / "text" / f"{_key(caption)}.safetensors")["text"]
+        """The embedding of a caption that occurs in the cache, or of the empty prompt; padded with zeros as Wan does.
+
+        The padding matters: Wan's cross-attention has no mask, so every row takes its share.
+        """
+        stored = load_file(self.folder / "text" / f"{_key(caption)}.safetensors")
+        text = stored["text"]
+        return torch.nn.functional.pad(text, (0, 0, 0, int(stored["length"]) - len(text)))
 
 
 def collate_cached(clips: Sequence[CachedClip], clusters: Sequence[int]) -> CachedBatch:
@@ -121,7 +136,7 @@ def collate_cached(clips: Sequence[CachedClip], clusters: Sequence[int]) -> Cach
     return CachedBatch(
         names=tuple(clip.name for clip in clips),
         latents=torch.stack([clip.latents for clip in clips]).float(),
-        text=torch.nn.utils.rnn.pad_sequence([clip.text.float() for clip in clips], batch_first=True),
+        text=torch.stack([clip.text for clip in clips]).float(),
         cameras=Cameras(torch.stack([clip.trajectory.world_from_camera for clip in clips]), stacked(lenses)),
     )
 
@@ -135,22 +150,40 @@ def _begin(folder: Path, about: dict[str, Any]) -> None:
     _replace(file, lambda part: part.write_text(json.dumps(about, indent=1)))
 
 
-def _cached(
+def _read_ahead(
+    source: ClipSource[Clip], indices: Sequence[int], workers: int
+) -> Iterator[tuple[int, Clip | Exception]]:
+    """Clips in order, read by threads ahead of their use; one that cannot be read comes as its error."""
+
+    def read_clip(index: int) -> Clip | Exception:
+        try:
+            clip = source.clip(index)
+            if clip.frames is None:
+                return invalid(f"frames of {clip.name}", "decoded", None, "use a source that reads images")
+            return clip
+        except Exception as error:  # whatever a broken file sets off
+            return error
+
+    waiting: deque[tuple[int, Future[Clip | Exception]]] = deque()
+    with ThreadPoolExecutor(max(workers, 1)) as threads:
+        for index in indices:
+            waiting.append((index, threads.submit(read_clip, index)))
+            if len(waiting) > workers:
+                first, clip = waiting.popleft()
+                yield first, clip.result()
+        for last, clip in waiting:
+            yield last, clip.result()
+
+
+def _write_clip(
     folder: Path,
-    source: ClipSource[Clip],
-    index: int,
+    name: str,
+    clip: Clip,
     encode_frames: Callable[[Tensor], Tensor],
     encode_text: Callable[[str], Tensor],
-) -> dict[str, str]:
-    """The row of a clip, its files made unless they are there."""
-    name = source.name(index)
-    row_file = folder / "latents" / f"{_key(name)}.row.json"
-    if row_file.exists():  # written last: the clip is complete
-        row: dict[str, str] = json.loads(row_file.read_text())
-        return row
-    clip = source.clip(index)
-    if clip.frames is None:
-        raise invalid(f"frames of {name}", "decoded", None, "use a source that reads images")
+) -> None:
+    """The files of a clip. Its row is written last: where there is one, the clip is complete."""
+    assert clip.frames is not None
     latents = encode_frames(clip.frames[None])[0].to(torch.bfloat16).contiguous().cpu()
     place = folder / "latents" / _key(name)
     _replace(place.with_suffix(".safetensors"), lambda part: save_file({"latents": latents}, part))
@@ -158,15 +191,34 @@ def _cached(
     _replace(place.with_suffix(".json"), lambda part: write(path, part))
     _text_file(folder, clip.caption, encode_text)
     row = {"id": name, "file": _key(name), "caption": clip.caption}
-    _replace(row_file, lambda part: part.write_text(json.dumps(row)))
-    return row
+    _replace(_row_file(folder, name), lambda part: part.write_text(json.dumps(row)))
 
 
 def _text_file(folder: Path, caption: str, encode_text: Callable[[str], Tensor]) -> None:
     file = folder / "text" / f"{_key(caption)}.safetensors"
     if not file.exists():
-        text = encode_text(caption).to(torch.bfloat16).contiguous().cpu()
-        _replace(file, lambda part: save_file({"text": text}, part))
+        padded = encode_text(caption)
+        text = without_padding(padded).to(torch.bfloat16).contiguous().cpu()
+        _replace(file, lambda part: save_file({"text": text, "length": torch.tensor(len(padded))}, part))
+
+
+def without_padding(text: Tensor) -> Tensor:  # [L, D] -> [l, D]
+    """Wan pads text with zero vectors; at least one row stays."""
+    used = text.abs().amax(dim=-1).nonzero()
+    return text[: int(used.max()) + 1 if len(used) else 1]
+
+
+def _show(done: int, total: int, started_s: float) -> None:
+    """One line that is rewritten on a terminal, one in a hundred clips in a file."""
+    is_terminal = sys.stderr.isatty()
+    if is_terminal or done % 100 == 0 or done == total:
+        left_min = (time.perf_counter() - started_s) / done * (total - done) / 60
+        end = "\r" if is_terminal and done < total else "\n"
+        print(f"cached {done} of {total} clips, {left_min:.0f} min left", end=end, file=sys.stderr, flush=True)
+
+
+def _row_file(folder: Path, name: str) -> Path:
+    return folder / "latents" / f"{_key(name)}.row.json"
 
 
 def _key(name: str) -> str:

@@ -5,7 +5,8 @@ A distance is metres along a unit ray to the first surface in front of the origi
 
 Many rays against many solids: a solid that stands upright lies inside a vertical cylinder, which fills a wedge of
 bearings seen from the camera. Two products per pair of ray and solid tell whether the ray is inside the wedge; only the
-few pairs that are get intersected. This leaves nothing out, whatever the lens. There is no matrix product in it, so a
+few pairs that are get intersected. This leaves nothing out, whatever the lens; nor does it for thin cones of rays, for
+which each solid is widened a little. There is no matrix product in it, so a
 training run's TF32 or autocast settings do not touch it.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 TINY = 1e-20  # stands in for a direction component of 0, whose slab is then passed at ±1e20 m instead of ±inf or NaN
 WEDGE_MARGIN = 1e-5  # widens wedges beyond float32 rounding of the cosines
+ROUND = 1.1  # an ellipsoid whose radii grow by d holds all within d / ROUND of it, if none is over twice another
 
 
 def ray_plane(
@@ -97,14 +99,7 @@ class SeenSolids:
     yaw_cos_sin: Tensor  # [2, C · N]
     bearing: Tensor  # [C, N, 2] horizontal unit vector (x, z) from the camera to the solid, scene axes
     wedge_cos: Tensor  # [C, N] cosine of the wedge's half-angle: -2 all bearings, 2 for absent solids
-
-    def part(self, start: int, stop: int) -> "SeenSolids":
-        """Solids start..stop of every camera."""
-        shape = self.wedge_cos.shape
-        origin, half, yaw = (
-            t.unflatten(1, shape)[:, :, start:stop].flatten(1) for t in (self.origin, self.half, self.yaw_cos_sin)
-        )
-        return SeenSolids(origin, half, yaw, self.bearing[:, start:stop], self.wedge_cos[:, start:stop])
+    far_m: Tensor  # [C · N] at least the distance to the solid's farthest point
 
 
 def seen_solids(
@@ -112,45 +107,96 @@ def seen_solids(
     half_m: Tensor,  # [C, N, 3]
     yaw_rad: Tensor,  # [C, N]
     present: Tensor,  # bool [C, N]
+    spread: Tensor | float = 0.0,  # [C, 1], the largest tangent of a cone's half-angle in `pairs_in_reach`
     dtype: torch.dtype = torch.float32,
 ) -> SeenSolids:
-    """Prepare solids for `nearest`: all differences in float64, cast last."""
+    """Prepare solids for `pairs_in_reach`: all differences in float64, cast last."""
     yaw = torch.stack((yaw_rad.cos(), yaw_rad.sin())).flatten(1)
     origin = turned_into(yaw, -centre_m.movedim(-1, 0).flatten(1))
     flat = centre_m[..., ::2]
     distance = torch.linalg.vector_norm(flat, dim=-1)
-    radius = torch.linalg.vector_norm(half_m[..., ::2], dim=-1)
+    far = ROUND * (torch.linalg.vector_norm(centre_m, dim=-1) + torch.linalg.vector_norm(half_m, dim=-1))
+    radius = torch.linalg.vector_norm(half_m[..., ::2] + (far * spread)[..., None], dim=-1)
     outside = distance > radius * (1.0 + WEDGE_MARGIN)
     sine = torch.where(outside, radius / distance.clamp_min(TINY), 0.0)
     wedge = torch.where(outside, (1.0 - sine.square()).sqrt() - WEDGE_MARGIN, -2.0)
     wedge = torch.where(present, wedge, 2.0)
     bearing = flat / distance.clamp_min(TINY)[..., None]
     half = half_m.movedim(-1, 0).flatten(1)
-    return SeenSolids(*(t.to(dtype) for t in (origin, half, yaw, bearing, wedge)))
+    return SeenSolids(*(t.to(dtype) for t in (origin, half, yaw, bearing, wedge, far.flatten())))
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Rays and solids that they meet or pass by."""
+
+    solid: Tensor  # int64 [M], c · N + n
+    ray: Tensor  # int64 [M], c · P + p
+    near_m: Tensor  # [M] metres, where the ray comes near the solid; negative if it starts there
+
+    def of_rays(
+        self,
+        number: Tensor,  # int64 [C · P], a ray's new number, or -1
+        copies: int,
+    ) -> "Pairs":
+        """The pairs of numbered rays, each repeated for the rays number · copies to number · copies + copies − 1."""
+        kept = (number[self.ray] >= 0).nonzero().squeeze(-1)
+        ray = number[self.ray[kept], None] * copies + torch.arange(copies, device=number.device)
+        solid, near = (t[kept, None].expand_as(ray).flatten() for t in (self.solid, self.near_m))
+        return Pairs(solid, ray.flatten(), near)
+
+
+def pairs_in_reach(
+    solids: SeenSolids,
+    numbers: range,  # of the solids to try
+    interval: Interval,
+    directions: Tensor,  # [3, C, P] unit, scene axes
+    spread: Tensor | None = None,  # [C, P] tangent of the half-angle of a cone about each ray; None: the ray alone
+) -> Pairs:
+    """All rays with the solids that any ray of their cone meets, and a few others.
+
+    A ray of the cone that meets a solid t metres away has the cone's axis pass within t · spread of it. So the axis
+    meets the solid widened by far_m · spread, and is in the wedge of that.
+    """
+    inside = _inside_wedges(solids, numbers, directions)
+    solid, pixel = inside.flatten(0, 1).nonzero(as_tuple=True)
+    camera = solid.div(len(numbers), rounding_mode="floor")
+    solid = solid + camera * (solids.wedge_cos.shape[1] - len(numbers)) + numbers.start
+    ray = camera * directions.shape[-1] + pixel
+    direction = turned_into(solids.yaw_cos_sin[:, solid], directions.flatten(1)[:, ray])
+    half = solids.half[:, solid]
+    if spread is not None:
+        half = half + solids.far_m[solid] * spread.flatten()[ray]
+    enter, leave = interval(solids.origin[:, solid], direction, half)
+    met = ((leave >= enter) & (leave > 0.0)).nonzero().squeeze(-1)
+    return Pairs(solid[met], ray[met], enter[met])
+
+
+def _inside_wedges(
+    solids: SeenSolids,
+    numbers: range,
+    directions: Tensor,  # [3, C, P]
+) -> Tensor:  # bool [C, n, P]
+    x, _, z = directions
+    level = (x.square() + z.square()).sqrt().clamp_min(TINY)
+    x, z = (x / level)[:, None], (z / level)[:, None]
+    some = slice(numbers.start, numbers.stop)
+    bearing_x, bearing_z = solids.bearing[:, some].movedim(-1, 0)[..., None]
+    return torch.addcmul(bearing_x * x, bearing_z, z) >= solids.wedge_cos[:, some, None]
 
 
 def nearest(
     solids: SeenSolids,
     interval: Interval,
-    directions: Tensor,  # [3, C, P] unit, scene axes
-) -> tuple[Tensor, Tensor]:  # [C · P] metres, int64 [C · P]
-    """Distance to the nearest solid along each ray, and its index c · N + n into the solids; inf and -1 for none."""
-    cameras, count = solids.wedge_cos.shape
-    rays_per_camera = directions.shape[-1]
-    solid, pixel = _inside_wedges(solids, directions).flatten(0, 1).nonzero(as_tuple=True)
-    ray = solid.div(count, rounding_mode="floor") * rays_per_camera + pixel
-    direction = turned_into(solids.yaw_cos_sin[:, solid], directions.flatten(1)[:, ray])
+    pairs: Pairs,
+    directions: Tensor,  # [3, R] unit, scene axes
+) -> tuple[Tensor, Tensor]:  # [R] metres, int64 [R]
+    """Distance to the nearest of its solids along each ray, and that solid; inf and -1 for none."""
+    solid, ray = pairs.solid, pairs.ray
+    direction = turned_into(solids.yaw_cos_sin[:, solid], directions[:, ray])
     distance = first_surface(*interval(solids.origin[:, solid], direction, solids.half[:, solid]))
     met = distance.isfinite().nonzero().squeeze(-1)
     solid, ray, distance = solid[met], ray[met], distance[met]
-    best = directions.new_full((cameras * rays_per_camera,), math.inf).scatter_reduce(0, ray, distance, "amin")
+    best = directions.new_full((directions.shape[1],), math.inf).scatter_reduce(0, ray, distance, "amin")
     winner = torch.where(distance == best[ray], solid, -1)
     return best, solid.new_full(best.shape, -1).scatter_reduce(0, ray, winner, "amax")
-
-
-def _inside_wedges(solids: SeenSolids, directions: Tensor) -> Tensor:  # [3, C, P] -> bool [C, N, P]
-    x, _, z = directions
-    level = (x.square() + z.square()).sqrt().clamp_min(TINY)
-    x, z = (x / level)[:, None], (z / level)[:, None]
-    bearing_x, bearing_z = solids.bearing.movedim(-1, 0)[..., None]
-    return torch.addcmul(bearing_x * x, bearing_z, z) >= solids.wedge_cos[..., None]

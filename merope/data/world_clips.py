@@ -10,6 +10,7 @@ from merope.data.render import render
 from merope.data.world import World
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import stacked
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import driving_path
 
@@ -42,22 +43,25 @@ class WorldClips:
         dice = torch.Generator().manual_seed(seed)
         return driving_path(self.frames, self.frame_rate_hz, dice, self.prefix_frames)
 
-    def lens(self, seeds: Sequence[int]) -> Lens:
-        """The lenses of some clips, one parameter set per clip [B, 1] unless all are the same."""
-        dice = torch.stack([_lens_dice(seed) for seed in seeds])[:, :, None]  # [B, 2, 1]
-        fov_deg = self.fov_deg[0] + (self.fov_deg[1] - self.fov_deg[0]) * dice[:, 0]
-        xi = self.xi[0] + (self.xi[1] - self.xi[0]) * dice[:, 1]
-        if self.fov_deg[0] == self.fov_deg[1] and self.xi[0] == self.xi[1]:
-            fov_deg, xi = fov_deg[0, 0], xi[0, 0]
+    def lens(self, seed: int) -> Lens:
+        """The lens of a seed."""
+        fov_share, xi_share = _lens_dice(seed)
+        fov_deg = self.fov_deg[0] + (self.fov_deg[1] - self.fov_deg[0]) * fov_share
+        xi = self.xi[0] + (self.xi[1] - self.xi[0]) * xi_share
         unified = UnifiedCamera.from_fov(fov_deg, xi, self.width, self.height)
         if self.xi != (0.0, 0.0):
             return unified
         return Pinhole(unified.fx, unified.fy, unified.cx, unified.cy, self.width, self.height)
 
+    def lenses(self, seeds: Sequence[int]) -> Lens:
+        """The lenses of some seeds: one for all where they do not differ, else one parameter set per clip [B, 1]."""
+        is_same = self.fov_deg[0] == self.fov_deg[1] and self.xi[0] == self.xi[1]
+        return self.lens(seeds[0]) if is_same else stacked([self.lens(seed) for seed in seeds])
+
     def cameras(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> Cameras:
         """The drives of some seeds [B, T]."""
         paths = torch.stack([self.path(seed) for seed in seeds])
-        return Cameras(paths, self.lens(seeds), plan_dtype=torch.float32).to(device)
+        return Cameras(paths, self.lenses(seeds), plan_dtype=torch.float32).to(device)
 
     def video(
         self,
@@ -71,6 +75,8 @@ class WorldClips:
         return (2.0 * image - 1.0).permute(0, 4, 1, 2, 3).contiguous()
 
 
-def _lens_dice(seed: int) -> Tensor:  # [2] float64
-    """Numbers that are independent of the drive of the same seed."""
-    return torch.rand(2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed ^ 0x9E3779B97F4A7C15))
+def _lens_dice(seed: int) -> tuple[float, float]:
+    """Numbers in [0, 1) that are independent of the drive of the same seed."""
+    dice = torch.Generator().manual_seed(seed ^ 0x9E3779B97F4A7C15)
+    first, second = torch.rand(2, dtype=torch.float64, generator=dice).tolist()
+    return first, second

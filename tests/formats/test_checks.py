@@ -14,7 +14,7 @@ from torch import Tensor
 
 from merope.data import formats
 from merope.data.formats import Finding, validate
-from merope.data.formats.checks import travel
+from merope.data.formats.checks import travel, turning_radius
 from merope.data.trajectory import Trajectory
 from merope.geometry.poses import inverse, relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
@@ -144,6 +144,43 @@ def test_centimetres_are_found_where_metres_are_claimed(seed: int, rate: float |
     assert "not in metres" in finding.message
     assert "in centimetres, divide them by 100" in finding.hint
     assert validate(as_trajectory(centimetres(path), rate, is_metric=False)) == []
+
+
+@given(seeds)
+def test_centimetres_are_found_in_slow_drives_without_times(seed: int) -> None:
+    """At 30 frames per second, 2 m/s are 7 cm per frame: as metres, a path of wide steps that hardly turns."""
+    path = driving_path(49, 30.0, torch.Generator().manual_seed(seed), prefix=9)
+    assert validate(as_trajectory(path, None)) == []
+    finding = only(validate(as_trajectory(centimetres(path), None)))
+    assert "not in metres" in finding.message or "may not be in metres" in finding.message
+    assert "in centimetres, divide them by 100" in finding.hint
+
+
+def test_key_frames_that_turn_like_a_street_are_left_alone() -> None:
+    """Two frames per second around a corner of 20 m; straight on, only times can tell, and the hint asks for them."""
+    heading = torch.cat((torch.zeros(5), torch.linspace(0.0, 1.5, 8), torch.full((5,), 1.5))).double()
+    steps = 6.0 * torch.stack((heading.sin(), torch.zeros_like(heading), heading.cos()), dim=-1)
+    upright = heading.new_tensor([0.0, 1.0, 0.0]).expand(len(heading), 3)
+    corner = rigid(matrix_from_quaternion(quaternion_from_axis_angle(upright, heading)), steps.cumsum(dim=0))
+    assert validate(as_trajectory(corner, None)) == []
+    straight = straight_drive(20, step_m=7.0)
+    finding = only(validate(as_trajectory(straight, None)))
+    assert finding.severity == "warning"
+    assert "does not turn" in finding.message
+    assert "give the times" in finding.hint
+    assert validate(as_trajectory(straight, 2.0)) == []
+    assert validate(as_trajectory(straight_drive(20, step_m=3.5), None)) == []
+
+
+def test_turning_radius_is_that_of_the_tighter_turns() -> None:
+    heading = torch.arange(20, dtype=torch.float64) * 0.05
+    upright = heading.new_tensor([0.0, 1.0, 0.0]).expand(20, 3)
+    centres = 30.0 * torch.stack((1.0 - heading.cos(), torch.zeros(20), heading.sin()), dim=-1)
+    circle = rigid(matrix_from_quaternion(quaternion_from_axis_angle(upright, heading)), centres)
+    assert turning_radius(circle) == pytest.approx(30.0, rel=1e-3)
+    assert turning_radius(centimetres(circle)) == pytest.approx(3000.0, rel=1e-3)
+    assert turning_radius(straight_drive(20)) == math.inf
+    assert turning_radius(circle[:1].expand(4, 4, 4)) == math.inf
 
 
 def test_millimetres_and_nonsense_are_told_from_centimetres() -> None:

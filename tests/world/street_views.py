@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from scenes import curved_drive
 from torch import Tensor
 
+from merope.data.render import render
 from merope.data.street import CAMERA_HEIGHT_M, CROWN
 from merope.data.world import World
+from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 
 GRID = (36, 64)
@@ -69,3 +71,9 @@ def mismatches(ours: Tensor, expected: Tensor, relative: float) -> int:
     """How many distances differ by more, counting those below 1 m as 1 m; equal infinities agree."""
     same = (ours.isinf() & expected.isinf()) | ((ours - expected).abs() <= relative * expected.clamp_min(1.0))
     return int((~same).sum())
+
+
+def brute_force(world: World, cameras: Cameras, height: int, width: int, rays: int) -> Tensor:  # [V, H, W, 3]
+    """The image from rays × rays rays in every pixel."""
+    fine = render(world, cameras, height * rays, width * rays, samples=1).image
+    return fine.unflatten(1, (height, rays)).unflatten(3, (width, rays)).mean(dim=(2, 4))

@@ -19,7 +19,16 @@ from street_views import (
 )
 from torch import Tensor
 
-from merope.data.raycast import box_interval, nearest, ray_box, ray_ellipsoid, ray_plane, seen_solids, turned_into
+from merope.data.raycast import (
+    box_interval,
+    nearest,
+    pairs_in_reach,
+    ray_box,
+    ray_ellipsoid,
+    ray_plane,
+    seen_solids,
+    turned_into,
+)
 from merope.data.render import render
 from merope.data.world import World
 from merope.geometry.cameras import Cameras
@@ -71,8 +80,9 @@ def test_ellipsoid_is_exact(seed: int) -> None:
 def test_nearest_names_the_solid_that_is_hit() -> None:
     solids, rays = World(7).solids, directions(3000, seed=1)
     towards = solids.centre_m - torch.tensor([1.0, -2.0, 30.0])
-    seen = seen_solids(towards, solids.half_m, solids.yaw_rad, solids.present, torch.float64).part(0, solids.boxes)
-    distance, index = nearest(seen, box_interval, rays[:, None])
+    seen = seen_solids(towards, solids.half_m, solids.yaw_rad, solids.present, dtype=torch.float64)
+    pairs = pairs_in_reach(seen, range(solids.boxes), box_interval, rays[:, None])
+    distance, index = nearest(seen, box_interval, pairs, rays)
     each = torch.stack(
         [
             ray_box(seen.origin[:, [n]].expand_as(rays), turned_into(seen.yaw_cos_sin[:, [n]], rays), seen.half[:, [n]])

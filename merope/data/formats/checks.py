@@ -27,6 +27,8 @@ PAN_SHARE = 0.3  # of the inverted path's length: a shorter one is a pan on a tr
 UPRIGHT = 0.9
 MAX_SPEED_M_S = 60.0  # 216 km/h
 MAX_STEP_M = 20.0  # without times: two frames per second at 144 km/h
+VIDEO_STEP_M = 5.0  # without times, in a video: ten frames per second at 180 km/h
+TURN_RADIUS_M = 200.0  # a street's turns are tighter; a car's tightest in centimetres is 500
 SUBUNITS = {"centimetres": 100.0, "millimetres": 1000.0}
 
 
@@ -142,13 +144,41 @@ def _largest_pace(times_s: Tensor | None) -> float:
 def _unit_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
     """Metric paths must move like something on a road."""
     pace, largest = _median_pace(trajectory.world_from_camera, times_s), _largest_pace(times_s)
-    if not trajectory.is_metric or pace <= largest:
+    if not trajectory.is_metric:
         return None
+    if pace <= largest:
+        return _wide_steps_finding(trajectory.world_from_camera, pace) if times_s is None else None
     unit = "m per frame" if times_s is None else "m/s"
     name, factor = next(((n, f) for n, f in SUBUNITS.items() if pace / f <= largest), ("", 1.0))
     hint = f"if they are in {name}, divide them by {factor:.0f} ({pace / factor:.3g} {unit})" if name else ""
     hint = hint or "the scale is arbitrary or the poses are damaged: read them with is_metric=False or repair them"
     return Finding("error", f"positions are not in metres: the median pace is {pace:.3g} {unit}", hint)
+
+
+def _wide_steps_finding(poses: Tensor, step_m: float) -> Finding | None:
+    """Without times, steps too long for a video that never turn as a street does: centimetres, or sparse key frames."""
+    if step_m <= VIDEO_STEP_M or (radius_m := turning_radius(poses)) < TURN_RADIUS_M:
+        return None
+    bends = "does not turn" if math.isinf(radius_m) else f"turns no tighter than a radius of {radius_m:.0f} m"
+    message = f"positions may not be in metres: the path moves {step_m:.3g} m per frame and {bends}"
+    hint = f"if they are in centimetres, divide them by 100 ({step_m / 100:.3g} m per frame)"
+    return Finding("warning", message, hint + "; if they are key frames of a fast drive, give the times, which tell")
+
+
+def turning_radius(
+    world_from_camera: Tensor,  # [T, 4, 4]
+) -> float:
+    """Radius of the tighter turns of a path, in its own unit and whatever its frame rate; inf if it never turns.
+
+    Step length by the camera's turn, the tenth of the steps that is tightest left out: orientations carry less noise
+    than directions of steps, and a few frames of shake do not count as a turn.
+    """
+    rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
+    between = rotation[:-1].mT @ rotation[1:]
+    chord = torch.linalg.matrix_norm(between - torch.eye(3, dtype=between.dtype, device=between.device))
+    angle = 2.0 * torch.asin((chord / math.sqrt(8.0)).clamp_max(1.0))  # |R − I| = √8 sin(θ/2)
+    radius = torch.linalg.vector_norm(centres.diff(dim=0), dim=-1) / angle
+    return float(radius.nan_to_num(nan=math.inf, posinf=math.inf).quantile(0.1, interpolation="higher"))
 
 
 def _jump_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:

@@ -1,0 +1,282 @@
+"""Block cost: q/k/v projection, attention under a camera encoding, output projection, against the plain block.
+
+    python benchmarks/block.py [--out benchmarks/results/block-<gpu>.json] [--growth] [--shapes …]
+
+Every row of a shape runs in one process on the same inputs. A row is timed only if it is right: on fresh random inputs,
+for a curved drive, a straight one and coincident cameras, the error of output and of every gradient against float64 is
+at most twice that of plain PyTorch attention in the same dtype. Times are medians of CUDA-graph replays (all rows
+alike), memory is the peak of an eager run beyond inputs, weights and plan.
+
+"merope, paper's way" materialises keys and values of all query cameras in plain PyTorch, as the paper's code does.
+"merope expanded" is the fused backend without the Hopper kernels: keys and values expanded in chunks of 1 GiB;
+"merope in-loop" uses them for gradients as well.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from attention import HEAD_DIM, HEADS, SHAPES, driving_cameras, machine, plan_for
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+import merope
+from merope import AttentionPlan, Cameras, Pinhole
+from merope.attention import fused
+from merope.attention.block import attention_block, project_qkv
+from merope.attention.dispatch import Backend
+
+CHANNELS = 3072
+WARM_UP_S = 0.2  # of the same work before every row: clocks settle
+METHODS = {  # encoding, backend, memory budget in bytes
+    "plain": ("plain", "sdpa", 0),
+    "gta fused": ("gta", "fused", 2**30),
+    "ucpe fused": ("ucpe", "fused", 2**30),
+    "merope, paper's way": ("merope", "sdpa", 2**36),
+    "merope sdpa": ("merope", "sdpa", 2**30),
+    "merope expanded": ("merope", "expanded", 2**30),
+    "merope in-loop": ("merope", "in-loop", 2**30),
+    "merope fused": ("merope", "fused", 2**30),
+}
+GROWTH = ["plain", "ucpe fused", "merope, paper's way", "merope fused"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    shape: str
+    method: str
+    direction: str  # "forward" or "forward+backward"
+    dtype: str
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    peak_mib: float
+    time_ratio: float  # to the plain block
+    memory_ratio: float
+    graph: bool  # timed as a CUDA graph
+
+
+class Weights(NamedTuple):
+    """Of one block, shared by all methods."""
+
+    qkv: Tensor
+    qkv_bias: Tensor
+    out: Tensor
+    out_bias: Tensor
+
+    @classmethod
+    def random(cls, dtype: torch.dtype) -> "Weights":
+        inner = HEADS * HEAD_DIM
+        shapes = ((3 * inner, CHANNELS), (3 * inner,), (CHANNELS, inner), (CHANNELS,))
+        return cls(*(torch.randn(shape, device="cuda", dtype=dtype) / CHANNELS**0.5 for shape in shapes))
+
+
+@contextmanager
+def chosen(backend: str) -> Iterator[Backend]:
+    """The backend of a row; "expanded" and "in-loop" are "fused" with the Hopper kernels never or always used."""
+    original = fused.hopper_for, fused.HOPPER_GRADIENTS
+    if backend == "expanded":
+        fused.hopper_for = lambda q, plan: None
+    if backend == "in-loop":
+        fused.HOPPER_GRADIENTS = True
+    try:
+        yield "fused" if backend in ("expanded", "in-loop") else backend  # type: ignore[misc]
+    finally:
+        fused.hopper_for, fused.HOPPER_GRADIENTS = original
+
+
+def block(x: Tensor, weights: Weights, plan: AttentionPlan | None, backend: str, budget: int) -> Tensor:
+    """The block that is timed; without a plan, plain attention on the same views."""
+    if plan is not None:
+        w = weights
+        with chosen(backend) as name:
+            return attention_block(x, w.qkv, w.qkv_bias, w.out, w.out_bias, plan, name, budget)
+    q, k, v = project_qkv(x, weights.qkv, weights.qkv_bias, HEAD_DIM)
+    out = scaled_dot_product_attention(q, k, v)
+    del q, k, v
+    return linear(out.transpose(1, 2).flatten(2), weights.out, weights.out_bias)
+
+
+def step(
+    x: Tensor, weights: Weights, plan: AttentionPlan | None, backend: str, budget: int, backward: bool
+) -> Callable[[], object]:
+    """One forward pass, or one forward and backward pass with gradients of the input and all weights."""
+    if not backward:
+        return torch.no_grad()(lambda: block(x, weights, plan, backend, budget))
+    leaves = [t.detach().requires_grad_() for t in (x, *weights)]
+    gradient = torch.randn_like(x)
+
+    def run() -> object:
+        out = block(leaves[0], Weights(*leaves[1:]), plan, backend, budget)
+        return torch.autograd.grad(out, leaves, gradient)
+
+    return run
+
+
+def peak_mib(run: Callable[[], object]) -> float:
+    """Peak of one eager run beyond what was allocated before it."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def times_ms(run: Callable[[], object], repeats: int) -> tuple[list[float], bool]:
+    """Times of graph replays; of eager runs where the method cannot be captured."""
+    replay, captured = run, False
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+        replay, captured = graph.replay, True
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        print(f"    not captured: {str(error).splitlines()[0]}")
+    begin = time.monotonic()
+    while time.monotonic() - begin < WARM_UP_S:
+        replay()
+        torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return times, captured
+
+
+def rows_of(shape: tuple[int, int, int, int], methods: list[str], backward: bool, repeats: int) -> list[Row]:
+    """All methods at one shape and direction, plain first."""
+    batch, count, height, width = shape
+    name = f"{batch} × {count} × {height}×{width}"
+    direction = "forward+backward" if backward else "forward"
+    cameras = driving_cameras(batch, count, "cuda")
+    dtype = torch.bfloat16
+    weights = Weights.random(dtype)
+    x = torch.randn(batch, count * height * width, CHANNELS, device="cuda", dtype=dtype)
+    rows: list[Row] = []
+    for method in methods:
+        encoding, backend, budget = METHODS[method]
+        plan = None if encoding == "plain" else plan_for(encoding, cameras, (height, width))
+        run = step(x, weights, plan, backend, budget, backward)
+        memory = peak_mib(run)
+        times, captured = times_ms(run, repeats)
+        cuts, median = statistics.quantiles(times, n=10), statistics.median(times)
+        plain_ms, plain_mib = (rows[0].median_ms, rows[0].peak_mib) if rows else (median, memory)
+        numbers = (median, cuts[0], cuts[-1], memory, median / plain_ms, memory / plain_mib)
+        rows.append(Row(name, method, direction, str(dtype), *numbers, captured))
+        print(
+            f"{name:>16} {direction:<16} {method:<22} {median:8.3f} ms ×{median / plain_ms:5.2f} "
+            f"{memory:7.0f} MiB ×{memory / plain_mib:5.2f}",
+            flush=True,
+        )
+        del plan, run
+        torch.cuda.empty_cache()
+    return rows
+
+
+def scenes() -> dict[str, Cameras]:
+    """Where geometry is ordinary, and where it is degenerate."""
+    lens = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)
+    straight = torch.eye(4, dtype=torch.float64).repeat(5, 1, 1)
+    straight[:, 2, 3] = 1.7 * torch.arange(5)
+    coincident = straight.clone()
+    coincident[:3] = straight[1]
+    return {
+        "curved": driving_cameras(1, 5, "cuda"),
+        "straight": Cameras(straight, lens).to("cuda"),
+        "coincident": Cameras(coincident, lens).to("cuda"),
+    }
+
+
+def check(methods: list[str]) -> dict[str, float]:
+    """Refuse to time a method whose worst error ratio to plain attention exceeds 2; the ratios by method."""
+    worst = {}
+    for method in methods:
+        encoding, backend, _ = METHODS[method]
+        if encoding == "plain":
+            continue
+        worst[method] = max(
+            error_ratio(plan_for(encoding, cameras, (5, 7)), backend, seed)
+            for seed, cameras in enumerate(scenes().values())
+        )
+        print(f"{method:<22} worst error of output and gradients: {worst[method]:.2f} × plain attention's", flush=True)
+        if not worst[method] <= 2:
+            raise SystemExit(f"{method}: error exceeds twice that of plain attention")
+    return worst
+
+
+def error_ratio(plan: AttentionPlan, backend: str, seed: int) -> float:
+    """Largest error of output and gradients in bfloat16, each over that of plain attention, after poisoning memory."""
+    torch.manual_seed(seed)
+    shape, dtype = (1, HEADS, plan.query_tokens, HEAD_DIM), torch.bfloat16
+    exact = [torch.randn(shape, device="cuda", dtype=dtype).double().requires_grad_() for _ in range(3)]
+    rounded = [x.detach().to(dtype).requires_grad_() for x in exact]
+    gradient = torch.randn(shape, device="cuda", dtype=dtype)
+
+    def results(attention: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+        out = attention(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, gradient.to(out.dtype))]
+
+    def errors(attention: Callable[..., Tensor], reference: Callable[..., Tensor]) -> list[float]:
+        right = results(reference, exact)
+        torch.full((2**26,), torch.nan, device="cuda")  # freed at once: what is not written now reads as NaN
+        pairs = zip(results(attention, rounded), right, strict=True)
+        return [float(((a.double() - b).norm() / b.norm()).detach()) for a, b in pairs]
+
+    budget = 2**30 if backend == "sdpa" else 2**22  # several chunks of query cameras
+    with chosen(backend) as name:
+        ours = errors(
+            lambda q, k, v: merope.attend(q, k, v, plan, backend=name, memory_budget=budget),
+            lambda q, k, v: merope.attend(q, k, v, plan, backend="sdpa"),
+        )
+    plain = errors(scaled_dot_product_attention, scaled_dot_product_attention)
+    return max(a / b for a, b in zip(ours, plain, strict=True))
+
+
+def main() -> None:
+    """Gate, run, and write the rows."""
+    parser = argparse.ArgumentParser(description="time a camera attention block against the plain block")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file for the rows")
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--growth", action="store_true", help="also cameras 8 … 128 and grids up to 45×80")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    gate = check(options.methods)
+    rows = []
+    for shape in options.shapes:
+        for backward in (False, True):
+            rows += rows_of(SHAPES[shape], options.methods, backward, options.repeats)
+    if options.growth:
+        growth = [method for method in GROWTH if method in options.methods]
+        more_cameras = [(1, count, 9, 16) for count in (8, 16, 32, 64, 128)]
+        more_tokens = [(1, 13, 9 * n, 16 * n) for n in (2, 3, 5)]
+        for shape in more_cameras + more_tokens:
+            rows += rows_of(shape, growth, False, options.repeats)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        result = {"machine": machine(), "error_ratio": gate, "rows": [asdict(row) for row in rows]}
+        options.out.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
