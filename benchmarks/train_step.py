@@ -86,33 +86,38 @@ def random_examples(device: torch.device) -> Examples:
     )
 
 
-def build(trainable: Literal["branch", "all"], encoding: str, device: torch.device) -> tuple[TrainConfig, Model]:
-    branch = CameraBranchConfig(encoding=encoding) if encoding != "none" else "none"
-    config = TrainConfig(
+def branch_config(encoding: str) -> CameraBranchConfig | Literal["none"]:
+    return "none" if encoding == "none" else CameraBranchConfig(encoding=encoding)
+
+
+def train_config(trainable: Literal["branch", "all"], encoding: str) -> TrainConfig:
+    return TrainConfig(
         run=RunSection(Path("unused"), batch_size=1, validation_clips=0),
         model=ModelSection(architecture=dict(WAN22_5B), trainable=trainable),
         data=WorldData("world", FRAMES, HEIGHT, WIDTH),
-        branch=branch,  # type: ignore[arg-type]
+        branch=branch_config(encoding),
     )
-    dtype = torch.float32 if trainable == "all" else torch.bfloat16
+
+
+def random_model(trainable: Literal["branch", "all"], encoding: str, device: torch.device) -> Model:
+    """The 5B architecture with random weights: in fp32 if all are trained, else in bf16 but for the branch."""
     with torch.device(device):
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(torch.float32 if trainable == "all" else torch.bfloat16)
         transformer = WanTransformer3DModel(**WAN22_5B)
         torch.set_default_dtype(torch.float32)
     transformer.requires_grad_(trainable == "all")
+    branch = branch_config(encoding)
     if branch != "none":
         for processor in attach(transformer, branch).processors().values():
             processor.requires_grad_(True).to(torch.float32)
     transformer.enable_gradient_checkpointing()
-    transformer.train()
-    vae = AutoencoderKLWan(**TINY_VAE)
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0)
-    pipeline = CameraVideoPipeline(None, None, vae, scheduler, transformer, expand_timesteps=True)
-    return config, Model(pipeline, "bf16", device, PREFIX)
+    vae, scheduler = AutoencoderKLWan(**TINY_VAE), FlowMatchEulerDiscreteScheduler(shift=5.0)
+    pipeline = CameraVideoPipeline(None, None, vae, scheduler, transformer.train(), expand_timesteps=True)
+    return Model(pipeline, "bf16", device, PREFIX)
 
 
 def measure(trainable: Literal["branch", "all"], encoding: str, device: torch.device, steps: int) -> dict[str, Any]:
-    config, model = build(trainable, encoding, device)
+    config, model = train_config(trainable, encoding), random_model(trainable, encoding, device)
     optimiser = build_optimiser(config, model.transformer)
     stream, ranks = RandomStream(random_examples(device)), Ranks(0, 1, device)
     torch.cuda.reset_peak_memory_stats()

@@ -1,5 +1,7 @@
 """Drive a video model with a camera path in metres."""
 
+from typing import TYPE_CHECKING, Any
+
 from merope.attention.dispatch import attend
 from merope.attention.plan import AttentionPlan
 from merope.encodings import encoding
@@ -8,22 +10,50 @@ from merope.encodings.depth_head import DepthHead
 from merope.encodings.gta import GTA
 from merope.encodings.merope import MeRoPE
 from merope.encodings.scale import translation_scale
+from merope.evaluate.auc import pose_auc
+from merope.evaluate.metrics import pose_metrics
 from merope.geometry.cameras import Cameras
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, Pinhole, UnifiedCamera
 
+if TYPE_CHECKING:
+    from merope.adapters.branch_config import CameraBranchConfig
+    from merope.adapters.camera_branch import CameraBranch
+    from merope.adapters.history import HistoryReferences
+    from merope.adapters.wan import attach, attached_branch, detach, load_branch
+    from merope.pipeline.camera_video import CameraVideoPipeline
+    from merope.pipeline.history import HistoryFrames
+
 __version__ = "0.1.0"
+
+_NEEDS_DIFFUSERS = {
+    "CameraBranch": "merope.adapters.camera_branch",
+    "CameraBranchConfig": "merope.adapters.branch_config",
+    "CameraVideoPipeline": "merope.pipeline.camera_video",
+    "HistoryFrames": "merope.pipeline.history",
+    "HistoryReferences": "merope.adapters.history",
+    "attach": "merope.adapters.wan",
+    "attached_branch": "merope.adapters.wan",
+    "detach": "merope.adapters.wan",
+    "load_branch": "merope.adapters.wan",
+}
+"""Imported at first use: importing merope alone does not import diffusers."""
 
 __all__ = [
     "GTA",
     "AdditiveCamera",
     "AttentionPlan",
     "BrownConrady",
+    "CameraBranch",
+    "CameraBranchConfig",
+    "CameraVideoPipeline",
     "Cameras",
     "DepthHead",
     "DoubleSphere",
     "Equirectangular",
     "ExtendedUnified",
+    "HistoryFrames",
+    "HistoryReferences",
     "KannalaBrandt",
     "LatitudeUp",
     "Lens",
@@ -31,7 +61,21 @@ __all__ = [
     "Pinhole",
     "RayFeatures",
     "UnifiedCamera",
+    "attach",
+    "attached_branch",
     "attend",
+    "detach",
     "encoding",
+    "load_branch",
+    "pose_auc",
+    "pose_metrics",
     "translation_scale",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_DIFFUSERS:
+        raise AttributeError(f"module 'merope' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_NEEDS_DIFFUSERS[name]), name)

@@ -20,7 +20,8 @@ LAYERS = {
     "generate": {"adapters", "birdseye", "data", "errors", "geometry", "pipeline"},
     "analysis": {"adapters", "attention", "data", "errors", "geometry"},
     "train": {"adapters", "attention", "birdseye", "data", "encodings", "errors", "geometry", "pipeline"},
-    "cli": {"analysis", "data", "demo", "errors", "evaluate", "generate", "geometry", "taxonomy", "train"},
+    "bench": {"adapters", "birdseye", "data", "errors", "evaluate", "geometry", "pipeline", "train"},
+    "cli": {"analysis", "bench", "data", "demo", "errors", "evaluate", "generate", "geometry", "taxonomy", "train"},
 }
 
 

@@ -1,17 +1,22 @@
 """attend: one call for every encoding and every backend."""
 
+import logging
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from merope.attention.kernels.support import bytes_per_camera, carried_width, why_not_fused
 from merope.attention.plan import AttentionPlan
 from merope.attention.reference import attend_reference
 from merope.attention.sdpa import attend_sdpa
 from merope.errors import invalid
 
-Backend = Literal["auto", "reference", "sdpa"]
+Backend = Literal["auto", "reference", "sdpa", "fused"]
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+_logger = logging.getLogger("merope")
+_told: set[str] = set()
 
 
 def attend(
@@ -24,20 +29,43 @@ def attend(
 ) -> Tensor:  # [B, H, Nq, d]
     """Geometry-aware attention (paper, Eq. 1) under a plan made by `Encoding.plan`.
 
-    Backends: "reference" (dense, the definition), "sdpa" (PyTorch's fused attention, any device), "auto" (sdpa). A
+    Backends: "reference" (dense, the definition), "sdpa" (PyTorch's fused attention, any device), "fused" (Triton
+    kernels around it, NVIDIA GPUs), "auto" ("fused" where it runs, else "sdpa"; the logger "merope" says once why). A
     named backend never falls back to another. `memory_budget` bounds what "sdpa" allocates beyond inputs, plan and
-    output.
+    output, and what "fused" allocates for keys and values as the query cameras see them.
     The result has the dtype of q; transforms run in float32, or in float64 for float64 input.
     """
     _check_tensors(q, k, v, plan)
     if not isinstance(memory_budget, int) or memory_budget <= 0:
         raise invalid("memory_budget", "a positive int, in bytes", repr(memory_budget), "2**30 is 1 GiB")
+    if backend not in ("auto", "reference", "sdpa", "fused"):
+        raise invalid("backend", '"auto", "reference", "sdpa" or "fused"', repr(backend), 'use "auto"')
     with torch.autocast(q.device.type, enabled=False):  # the dtype of q was chosen by the caller
         if backend == "reference":
             return attend_reference(q, k, v, plan)
-        if backend in ("auto", "sdpa"):
-            return attend_sdpa(q, k, v, plan, memory_budget)
-    raise invalid("backend", '"auto", "reference" or "sdpa"', repr(backend), 'use "auto"')
+        if backend == "fused" or (backend == "auto" and _picks_fused(q, k, plan, memory_budget)):
+            _check_fused(q, plan)
+            from merope.attention.fused import attend_fused
+
+            return attend_fused(q, k, v, plan, memory_budget)
+        return attend_sdpa(q, k, v, plan, memory_budget)
+
+
+def _picks_fused(q: Tensor, k: Tensor, plan: AttentionPlan, memory_budget: int) -> bool:
+    """Whether "auto" is "fused"; says why not, once per reason."""
+    reason = why_not_fused(q, plan) if q.is_cuda else f"the tensors are on {q.device}, its kernels need a CUDA GPU"
+    if reason is None and bytes_per_camera(k, carried_width(plan), torch.is_grad_enabled()) > memory_budget:
+        reason = "one query camera does not fit its memory budget"
+    if reason is not None and not torch.compiler.is_compiling() and reason not in _told:
+        _told.add(reason)
+        _logger.log(logging.WARNING if q.is_cuda else logging.INFO, 'backend "auto" is "sdpa", not "fused": %s', reason)
+    return reason is None
+
+
+def _check_fused(q: Tensor, plan: AttentionPlan) -> None:
+    reason = why_not_fused(q, plan)
+    if reason is not None:
+        raise invalid("backend", '"auto", "sdpa" or "reference" here', '"fused"', reason)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:

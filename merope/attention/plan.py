@@ -91,7 +91,7 @@ class AttentionPlan:
     @property
     def groups(self) -> int:
         """Number of query cameras for which keys differ: 1 for per-token encodings."""
-        return max((block.key.groups for block in self.blocks), default=1)
+        return max([1, *(block.key.groups for block in self.blocks)])
 
     @property
     def device(self) -> torch.device:

@@ -202,8 +202,8 @@ def _bytes_needed(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, batch: i
     grouped = [block for block in plan.blocks if block.key.groups > 1]
     carried = (plan.head_dim + plan.has_cameraless_keys * sum(map(_width, plan.camera_blocks))) * item
     # A transform holds its running sum, a product and their sum, and the matrices with their entries.
-    working = 3 * max(map(_width, plan.blocks), default=0) * compute
-    matrices = 3 * max((block.key.matrix_numbers for block in grouped), default=0) * compute
+    working = 3 * max([0, *map(_width, plan.blocks)]) * compute
+    matrices = 3 * max([0, *(block.key.matrix_numbers for block in grouped)]) * compute
     pieces = sum(map(_width, grouped)) * item
     logits = 3 * plan.tokens_per_camera * item if q.is_cuda and q.dtype == torch.float64 else 0  # no fused kernel
     copies = 2 * plan.has_cameraless_keys * plan.head_dim * item

@@ -18,6 +18,9 @@ from merope.geometry.lens_batches import stacked
 
 LOG = logging.getLogger(__name__)
 
+MOST_STAND_INS = 100
+"""Clips that are tried in the place of one that cannot be read; if none of them can, something else is wrong."""
+
 
 Item = TypeVar("Item")
 Collated = TypeVar("Collated")
@@ -86,32 +89,39 @@ def curation_of(source: ClipSource[object], manifest: Manifest) -> Curation:
 
 @dataclass(frozen=True)
 class _Loaded(Generic[Item]):
-    """A clip, or why there is none."""
+    """What was read for a draw: its own clip, or the first that could be read in its stead."""
 
     index: int
     clip: Item | None
-    reason: str = ""
+    skipped: dict[int, str]  # index -> why it could not be read
 
 
 class _Clips(Dataset[_Loaded[Item]]):
-    """Loads in worker processes."""
+    """Loads in worker processes. Who stands in for whom follows from the table alone, never from what came before."""
 
-    def __init__(self, source: ClipSource[Item]) -> None:
-        self.source = source
+    def __init__(self, source: ClipSource[Item], sampler: ClusterSampler) -> None:
+        self.source, self.sampler = source, sampler
 
     def __getitem__(self, index: int) -> _Loaded[Item]:
-        try:
-            return _Loaded(index, self.source.clip(index))
-        except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
-            return _Loaded(index, None, f"{type(error).__name__}: {error}")
+        skipped: dict[int, str] = {}
+        for candidate in self._candidates(index):
+            try:
+                return _Loaded(candidate, self.source.clip(candidate), skipped)
+            except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
+                skipped[candidate] = f"{type(error).__name__}: {error}"
+        return _Loaded(index, None, skipped)
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        yield index
+        yield from self.sampler.stand_ins(index)[:MOST_STAND_INS]
 
 
 class ClipLoader(Generic[Item, Collated]):
     """An endless stream of batches in the sampler's order, epoch after epoch.
 
-    A clip that cannot be read is left out, logged by name and counted in `skipped`; the batch is filled with the next
-    one. `state_dict` speaks of what was handed out, not of what workers have fetched ahead, so a resumed loader goes on
-    with the very next clip.
+    A clip that cannot be read is logged by name and counted in `skipped`; another of its cluster takes its place. So
+    all ranks use up the sampler's draws at one pace, and the stream is the same for any number of them. `state_dict`
+    speaks of what was handed out, not of what workers have fetched ahead: a resumed loader goes on with the next clip.
     """
 
     def __init__(
@@ -135,30 +145,32 @@ class ClipLoader(Generic[Item, Collated]):
     def __iter__(self) -> Iterator[Collated]:
         self.sampler.load_state_dict(self._handed_out)
         pending: list[tuple[Item, int]] = []
-        failures = 0
         while True:
             epoch, used = self.sampler.epoch, self.sampler.position
-            items = DataLoader(_Clips(self.source), sampler=self.sampler, batch_size=None, num_workers=self.workers)
-            for item in items:
+            clips = _Clips(self.source, self.sampler)
+            for item in DataLoader(clips, sampler=self.sampler, batch_size=None, num_workers=self.workers):
                 used += self.sampler.world_size
+                self._note(item.skipped)
                 if item.clip is None:
-                    failures += 1
-                    self._skip(item, failures)
-                    continue
-                failures = 0
+                    last = list(item.skipped.items())[-1]
+                    raise RuntimeError(
+                        f"none of {len(item.skipped)} clips could be read, the last: {self._named(*last)}"
+                    )
                 pending.append((item.clip, int(self.sampler.cluster[item.index])))
                 if len(pending) == self.batch_size:
                     self._handed_out = self.sampler.state_dict(epoch, used)
                     yield self.collate(*zip(*pending, strict=True))
                     pending = []
 
-    def _skip(self, item: _Loaded[Item], failures: int) -> None:
-        name = self.source.name(item.index)
-        if name not in self.skipped:
-            LOG.warning("skipped clip %s: %s", name, item.reason)
-        self.skipped[name] = item.reason
-        if failures > max(100, len(self.source)):
-            raise RuntimeError(f"none of the last {failures} clips could be read, the last: {name}: {item.reason}")
+    def _note(self, skipped: dict[int, str]) -> None:
+        for index, reason in skipped.items():
+            name = self.source.name(index)
+            if name not in self.skipped:
+                LOG.warning("skipped clip %s: %s", name, reason)
+            self.skipped[name] = reason
+
+    def _named(self, index: int, reason: str) -> str:
+        return f"{self.source.name(index)}: {reason}"
 
     def state_dict(self) -> SamplerState:
         """Where the stream stands: everything before it has been handed out."""

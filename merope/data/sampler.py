@@ -83,6 +83,14 @@ class ClusterSampler(Sampler[int]):
         cluster = random.integers(len(self.sizes), size=self.epoch_length)
         return self.members[self.starts[cluster] + random.integers(self.sizes[cluster])]
 
+    def stand_ins(self, index: int) -> list[int]:
+        """Who takes the place of a clip, in turn: those of its cluster from the next on, then those of the others."""
+        place = int(np.flatnonzero(self.members == index)[0])
+        group = int(np.searchsorted(self.starts, place, side="right")) - 1
+        start, stop = self.starts[group], self.starts[group] + self.sizes[group]
+        parts = (self.members[place + 1 : stop], self.members[start:place], self.members[stop:], self.members[:start])
+        return np.concatenate(parts).tolist()
+
     def _fingerprint(self) -> int:
         return zlib.crc32(self.members.astype("<i8").tobytes(), zlib.crc32(self.sizes.astype("<i8").tobytes()))
 

@@ -19,9 +19,11 @@ def _parameters(lens: Lens) -> dict[str, Tensor]:
 
 
 def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
-    """The lenses of some cameras, along the last batch dimension; what all cameras of a clip share stays as it is."""
-    if len(lens.batch_shape) == 0 or lens.batch_shape[-1] == 1:
+    """The lenses of some cameras, along the last batch dimension; a lens that all cameras share stays as it is."""
+    if len(lens.batch_shape) == 0:
         return lens
+    if lens.batch_shape[-1] == 1:  # one lens per clip
+        index = torch.zeros_like(index)
     values = {name: value.expand(lens.batch_shape) for name, value in _parameters(lens).items()}
     return replace(lens, **{name: value[..., index.to(value.device)] for name, value in values.items()})  # type: ignore[type-var]
 

@@ -1,12 +1,15 @@
 """From a config to the stream of its training examples."""
 
+from functools import partial
+
 from merope.data.world_clips import WorldClips
 from merope.errors import invalid
 from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig, WorldData
+from merope.train.history_streams import WorldHistoryStream, history_clip_stream
 from merope.train.model import Model
 from merope.train.parallel import Ranks
-from merope.train.streams import Share, Stream, WorldStream
+from merope.train.streams import Ahead, Share, Stream, WorldStream
 
 
 def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
@@ -14,9 +17,22 @@ def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
     share = Share(ranks.data_rank, ranks.data_ranks, config.run.micro_batch)
     check_shares(config, ranks.data_ranks)
     if not isinstance(config.data, WorldData):
-        return clip_stream(config, model, share)
+        return (clip_stream if config.history is None else history_clip_stream)(config, model, share)
+    data, clips = config.data, world_clips(config)
+    model.pipeline.strides.check(data.height, data.width, data.frames)
+    text_dim = model.transformer.config["text_dim"]
+    seed, batch_size = config.run.seed, config.run.batch_size
+    kind = WorldStream if config.history is None else partial(WorldHistoryStream, history=config.history)
+    stream = kind(clips, seed, batch_size, share, text_dim, model.device, data.noise_draws)
+    return Ahead(stream) if model.device.type == "cuda" else stream
+
+
+def world_clips(config: TrainConfig) -> WorldClips:
+    """What the clips of a config that trains on worlds are like."""
     data = config.data
-    clips = WorldClips(
+    if not isinstance(data, WorldData):
+        raise invalid("data.kind", '"world"', repr(data.kind), "use a config of configs/world")
+    return WorldClips(
         frames=data.frames,
         height=data.height,
         width=data.width,
@@ -25,9 +41,6 @@ def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
         fov_deg=data.fov_deg,
         xi=data.xi,
     )
-    model.pipeline.strides.check(data.height, data.width, data.frames)
-    text_dim = model.transformer.config["text_dim"]
-    return WorldStream(clips, config.run.seed, config.run.batch_size, share, text_dim, model.device)
 
 
 def check_shares(config: TrainConfig, data_ranks: int) -> None:

@@ -1,16 +1,20 @@
 """`merope data cache`: the clips of a training config through its VAE and text encoder, once."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from merope.data.cache import write_cache
 from merope.errors import invalid
-from merope.train.clip_streams import FrameEncoder, training_source, validation_source
+from merope.train.clip_streams import FrameEncoder, check_sizes, training_source, validation_source
 from merope.train.config import FileData, TrainConfig
 from merope.train.model import build_model
+
+SAMPLING = ("workers", "clusters", "prototypes_only")
+"""Settings of the data that do not change what a clip holds."""
 
 
 def cache_clips(config: TrainConfig, folder: Path, validation: bool) -> dict[str, str]:  # name -> why it was skipped
@@ -21,28 +25,17 @@ def cache_clips(config: TrainConfig, folder: Path, validation: bool) -> dict[str
         raise invalid("data.kind", '"nuscenes", "videos" or "panshot"', repr(data.kind), fix)
     source = validation_source(data) if validation else training_source(data)
     if source is None:
-        raise invalid("validation clips", "named in [data]", "none", "add split_file or validation_manifest")
+        fix = "add split_file, validation_manifest or validation_samples"
+        raise invalid("validation clips", "named in [data]", "none", fix)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_model(config, device, sharded=False)
-    model.pipeline.strides.check(data.height, data.width, data.frames)
-    text = FrameEncoder(model)
-
-    @torch.no_grad()
-    def encode_frames(frames: Tensor) -> Tensor:
-        return model.pipeline.encode_frames(frames)
-
-    return write_cache(
-        folder, source, encode_frames, lambda caption: without_padding(text.text(caption)), _about(config)
-    )
+    check_sizes(config, model, data.height, data.width, data.frames)
+    about = contents(config, "validation" if validation else "training")
+    return write_cache(folder, source, model.pipeline.encode_frames, FrameEncoder(model).text, about, data.workers)
 
 
-def without_padding(text: Tensor) -> Tensor:  # [L, D] -> [l, D]
-    """Wan pads text with zero vectors; at least one row stays."""
-    used = text.abs().amax(dim=-1).nonzero()
-    return text[: int(used.max()) + 1 if len(used) else 1]
-
-
-def _about(config: TrainConfig) -> dict[str, Any]:
-    data = config.data
-    assert isinstance(data, FileData)
-    return {"model": config.model.pretrained, "frames": data.frames, "height": data.height, "width": data.width}
+def contents(config: TrainConfig, part: str) -> dict[str, Any]:
+    """What decides the files of a cache, as JSON."""
+    data = {name: value for name, value in asdict(config.data).items() if name not in SAMPLING}
+    plain: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    return {"model": config.model.pretrained, "clips": part, "data": plain}

@@ -1,23 +1,34 @@
 """Streams of clips from files: encoded as they come, or read from a cache."""
 
+import logging
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from merope.data.cache import CachedBatch, CachedSource, collate_cached
+from merope.data.cache import CachedBatch, CachedSource, collate_cached, without_padding
 from merope.data.clip import Clip
-from merope.data.curate import Curation, read_manifest
+from merope.data.curate import Curation, Manifest, read_manifest
 from merope.data.loader import Batch, ClipLoader, ClipSource, collate, curation_of
 from merope.data.nuscenes import NuScenes, read_split
 from merope.data.sampler import ClusterSampler
 from merope.data.sources import NuScenesSource, PanShotSource, VideoSource, read_video_rows
 from merope.errors import invalid
-from merope.train.config import CachedData, FileData, NuScenesData, PanShotData, TrainConfig
+from merope.train.config import CachedData, FileData, NuScenesData, PanShotData, RunSection, TrainConfig
 from merope.train.model import Model
+from merope.train.objective import VALIDATION
 from merope.train.streams import Examples, Share
+
+LOG = logging.getLogger(__name__)
+
+TEXT_TOKENS = 512
+"""Rows of text that Wan was trained with and pipelines give it; `encode_prompt` alone would give 226."""
+
+CAPTIONS_KEPT = 1024
+"""Captions whose embeddings stay in memory, about 1 MB each."""
 
 
 class ClipStream:
@@ -38,23 +49,39 @@ class ClipStream:
     def step(self, step: int) -> Iterator[Examples]:
         self._batches = iter(self.loader) if self._batches is None else self._batches
         for places in self.share.places(self.batch_size):
-            yield self.encoder.examples(next(self._batches), places)
+            yield self._examples(next(self._batches), places, step)
 
     def held_out(self, count: int) -> Iterator[Examples]:
-        source = self._source(count)
         for places in self.share.places(count):
-            clips = [source.clip(place) for place in places]
-            yield self.encoder.examples(self.loader.collate(clips, [0] * len(clips)), places)
+            clips = [self._held_out_clip(place, count) for place in places]
+            yield self._examples(self.loader.collate(clips, [0] * len(clips)), places, VALIDATION)
 
     def example(self) -> Examples:
-        return self.encoder.examples(self.loader.collate([self._source(1).clip(0)], [0]), (0,))
+        return self._examples(self.loader.collate([self._held_out_clip(0, 1)], [0]), (0,), VALIDATION)
 
-    def _source(self, count: int) -> ClipSource[Any]:
-        if self._held_out is None or len(self._held_out) < count:
+    def _examples(self, batch: Any, places: tuple[int, ...], step: int) -> Examples:
+        """A loaded batch ready for the model; streams that draw lots do it here."""
+        return self.encoder.examples(batch, places)
+
+    def _held_out_clip(self, place: int, count: int) -> Any:
+        """The validation clip of a place; where it cannot be read the one `count` further, the same every time."""
+        self.check_held_out(count)
+        source = self._held_out
+        assert source is not None
+        for index in range(place, len(source), count):
+            try:
+                return source.clip(index)
+            except Exception as error:  # whatever a broken file sets off
+                reason = f"{source.name(index)}: {error}"
+                LOG.warning("skipped validation clip %s", reason)
+        raise invalid("validation clips", f"{count} that can be read", reason, "mend it, or validate on fewer")
+
+    def check_held_out(self, count: int) -> None:
+        """Refuse to begin what would fail at the first validation."""
+        if count and (self._held_out is None or len(self._held_out) < count):
             got = "none" if self._held_out is None else len(self._held_out)
             fix = "name validation data in [data], or set run.validation_clips = 0 and run.sample_every = 0"
             raise invalid("validation clips", f"at least {count}", got, fix)
-        return self._held_out
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.loader.state_dict())
@@ -65,11 +92,11 @@ class ClipStream:
 
 
 class FrameEncoder:
-    """Frames and captions through the model's VAE and text encoder; captions once each."""
+    """Frames and captions through the model's VAE and text encoder. A model without text has one zero vector."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._text: dict[str, Tensor] = {}
+        self._text = lru_cache(CAPTIONS_KEPT)(self._encoded)
 
     @torch.no_grad()
     def examples(self, batch: Batch, places: tuple[int, ...]) -> Examples:
@@ -82,12 +109,20 @@ class FrameEncoder:
             cameras=batch.cameras.to(self.model.device),
         )
 
-    @torch.no_grad()
     def text(self, caption: str) -> Tensor:  # [L, D]
-        if caption not in self._text:
-            embedding, _ = self.model.pipeline.encode_prompt(caption, do_classifier_free_guidance=False)
-            self._text[caption] = embedding[0].to(self.model.device)
-        return self._text[caption]
+        """The embedding of a caption, padded as the model pads."""
+        short, length = self._text(caption)
+        return torch.nn.functional.pad(short, (0, 0, 0, length - len(short))).to(self.model.device)
+
+    @torch.no_grad()
+    def _encoded(self, caption: str) -> tuple[Tensor, int]:  # [l, D] on the CPU, L
+        pipeline = self.model.pipeline
+        if pipeline.text_encoder is None:
+            return torch.zeros(1, pipeline.transformer.config["text_dim"]), 1
+        embeddings, _ = pipeline.encode_prompt(
+            caption, do_classifier_free_guidance=False, max_sequence_length=TEXT_TOKENS
+        )
+        return without_padding(embeddings[0]).cpu(), TEXT_TOKENS
 
 
 class CacheEncoder:
@@ -98,34 +133,74 @@ class CacheEncoder:
         self.no_text = source.text("").to(device, torch.float32)
 
     def examples(self, batch: CachedBatch, places: tuple[int, ...]) -> Examples:
-        length = max(batch.text.shape[1], len(self.no_text))
         return Examples(
             names=batch.names,
             places=places,
             clean=batch.latents.to(self.device),
-            text=torch.nn.functional.pad(batch.text, (0, 0, 0, length - batch.text.shape[1])).to(self.device),
-            no_text=torch.nn.functional.pad(self.no_text, (0, 0, 0, length - len(self.no_text))),
+            text=batch.text.to(self.device),
+            no_text=self.no_text,
             cameras=batch.cameras.to(self.device),
         )
 
 
 def clip_stream(config: TrainConfig, model: Model, share: Share) -> ClipStream:
     """The stream of a config whose data come from files."""
-    data = config.data
+    data, run = config.data, config.run
+    encoder: FrameEncoder | CacheEncoder
     if isinstance(data, CachedData):
         cached = CachedSource.open(data.root)
-        held_out = None if data.validation_root is None else CachedSource.open(data.validation_root)
-        loader = _loader(config, cached, share, collate_cached)
-        return ClipStream(loader, held_out, CacheEncoder(cached, model.device), config.run.batch_size, share)
-    assert isinstance(data, FileData)
-    loader = _loader(config, training_source(data), share, collate)
-    return ClipStream(loader, validation_source(data), FrameEncoder(model), config.run.batch_size, share)
+        held_out: ClipSource[Any] | None = None
+        if data.validation_root is not None:
+            held_out = CachedSource.open(data.validation_root)
+        loader, encoder = loader_of(config, cached, share, collate_cached), CacheEncoder(cached, model.device)
+        check_cache(config, model, cached)
+    else:
+        assert isinstance(data, FileData)
+        check_sizes(config, model, data.height, data.width, data.frames)
+        loader, encoder = loader_of(config, training_source(data), share, collate), FrameEncoder(model)
+        held_out = validation_source(data)
+    stream = ClipStream(loader, held_out, encoder, run.batch_size, share)
+    stream.check_held_out(held_out_needed(run))
+    return stream
+
+
+def held_out_needed(run: RunSection) -> int:
+    """Validation clips that a run will ask for."""
+    return max(run.validation_clips if run.validate_every else 0, 1 if run.sample_every else 0)
+
+
+def check_sizes(config: TrainConfig, model: Model, height: int, width: int, frames: int) -> None:
+    """Refuse clips that the model cannot take, and a prefix that does not fit them, before any is read."""
+    strides, prefix = model.pipeline.strides, config.objective.prefix_frames
+    strides.check(height, width, frames)
+    if prefix:
+        strides.check_frames("objective.prefix_frames", prefix)
+    if prefix >= frames:
+        raise invalid("objective.prefix_frames", f"less than the {frames} frames of a clip", prefix, "use fewer")
+
+
+def check_cache(config: TrainConfig, model: Model, source: CachedSource) -> None:
+    """Refuse latents and text of another kind of model. Models that share VAE and text encoder share a cache."""
+    clip, sizes = source.clip(0), model.transformer.config
+    lens = clip.trajectory.lens
+    assert lens is not None
+    check_sizes(config, model, lens.height, lens.width, clip.trajectory.count)
+    strides = model.pipeline.strides
+    frames = strides.latent_frames(clip.trajectory.count)
+    latents = (sizes["in_channels"], frames, *strides.latent_size(lens.height, lens.width))
+    for name, expected, got in (
+        ("latents", latents, tuple(clip.latents.shape)),
+        ("text", (sizes["text_dim"],), tuple(clip.text.shape[1:])),
+    ):
+        if got != expected:
+            fix = f"cache the clips with {config.model.pretrained}; these are of {source.about()['model']}"
+            raise invalid(f"{name} of {source.folder}", str(expected), got, fix)
 
 
 def training_source(data: FileData) -> ClipSource[Clip]:
     """The clips to train on."""
     if isinstance(data, NuScenesData):
-        return _nuscenes(data, data.split)
+        return nuscenes_source(data, data.split)
     if isinstance(data, PanShotData):
         return _panshot(data, data.samples)
     return VideoSource(read_video_rows(data.manifest), data.root, data.frames, data.height, data.width)
@@ -134,7 +209,7 @@ def training_source(data: FileData) -> ClipSource[Clip]:
 def validation_source(data: FileData) -> ClipSource[Clip] | None:
     """Clips to validate on, if the config names any."""
     if isinstance(data, NuScenesData):
-        return None if data.split_file is None else _nuscenes(data, data.validation_split)
+        return None if data.split_file is None else nuscenes_source(data, data.validation_split)
     if isinstance(data, PanShotData):
         return None if data.validation_samples is None else _panshot(data, data.validation_samples)
     if data.validation_manifest is None:
@@ -146,20 +221,24 @@ def _panshot(data: PanShotData, samples: Path) -> PanShotSource:
     return PanShotSource.open(samples, data.root, data.frames, data.height, data.width, data.near_depths)
 
 
-def _nuscenes(data: NuScenesData, split: str) -> NuScenesSource:
+def nuscenes_source(data: NuScenesData, split: str) -> NuScenesSource:
     tables = NuScenes(data.root, data.version)
     scenes = None if data.split_file is None else read_split(data.split_file, split)
     windows = tables.windows(data.frames, step=data.window_step, scenes=scenes)
+    if not windows:
+        fix = f"the longest scene of {data.root} has {tables.longest_scene}"
+        raise invalid("data.frames", "at most the frames of a scene", data.frames, fix)
     return NuScenesSource(tables, windows, data.height, data.width)
 
 
-def _loader(config: TrainConfig, source: ClipSource[Any], share: Share, collate: Any) -> "ClipLoader[Any, Any]":
+def loader_of(config: TrainConfig, source: ClipSource[Any], share: Share, collate: Any) -> "ClipLoader[Any, Any]":
     """Class-balanced where a manifest has clusters, uniform over clips where there is none."""
     data = config.data
     assert isinstance(data, FileData | CachedData)
     curation = Curation(torch.zeros(len(source), dtype=torch.long), torch.arange(len(source)))
     if data.clusters is not None:
-        curation = curation_of(source, read_manifest(data.clusters))
+        names = {source.name(index) for index in range(len(source))}
+        curation = curation_of(source, restricted(read_manifest(data.clusters), names))
     sampler = ClusterSampler(
         curation,
         prototypes_only=data.prototypes_only,
@@ -169,3 +248,15 @@ def _loader(config: TrainConfig, source: ClipSource[Any], share: Share, collate:
         world_size=share.ranks,
     )
     return ClipLoader(source, sampler, share.micro_batch, data.workers, collate)
+
+
+def restricted(manifest: Manifest, names: set[str]) -> Manifest:
+    """The rows of these clips: those of one split, or those that could be cached.
+
+    A clip whose prototype is not among them stands for itself.
+    """
+    rows = [row for row, name in enumerate(manifest.ids) if name in names]
+    place = {row: index for index, row in enumerate(rows)}
+    prototype = [place.get(int(manifest.curation.prototype[row]), place[row]) for row in rows]
+    ids = tuple(manifest.ids[row] for row in rows)
+    return Manifest(ids, Curation(manifest.curation.cluster[rows], torch.tensor(prototype, dtype=torch.long)))

@@ -51,6 +51,7 @@ class ModelSection:
     trainable: Literal["branch", "all"] = "branch"
     precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; trained weights are always kept in fp32
     gradient_checkpointing: bool = True
+    compile: bool = False  # torch.compile on every block
 
     def __post_init__(self) -> None:
         if (self.pretrained is None) == (self.architecture is None):
@@ -69,6 +70,7 @@ class WorldData:
     frame_rate_hz: float = 4.0
     fov_deg: tuple[float, float] = (70.0, 70.0)  # horizontal, drawn uniformly
     xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
+    noise_draws: int = 1  # places of a batch that share a rendered clip, each with noise of its own
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,20 @@ class ObjectiveSection:
 
 
 @dataclass(frozen=True)
+class HistorySection:
+    """Retrieved history: frames that other drives took of the clip's place (paper, Appendix on retrieved history)."""
+
+    frames: int = 3  # asked for, spread over the clip
+    conflict_rate: float = 0.25  # share of clips that get a donor from a neighbouring lane, where there is one
+    prefix_dropout: float = 0.25  # share of clips with usable history that are trained without their clean prefix
+
+    def __post_init__(self) -> None:
+        _at_least("history.frames", self.frames, 1)
+        for name in ("conflict_rate", "prefix_dropout"):
+            _probability(f"history.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
 class OptimiserSection:
     """AdamW with a constant learning rate (paper, Appendix on optimisation)."""
 
@@ -204,15 +220,36 @@ class TrainConfig:
     objective: ObjectiveSection = field(default_factory=ObjectiveSection)
     optimiser: OptimiserSection = field(default_factory=OptimiserSection)
     parallel: ParallelSection = field(default_factory=ParallelSection)
+    history: HistorySection | None = None
 
     def __post_init__(self) -> None:
         if self.branch == "none" and self.model.trainable == "branch":
             fix = 'add [branch], or train all weights with trainable = "all"'
             raise invalid("model.trainable", "something to train", "no branch", fix)
+        if self.branch != "none" and self.branch.integration == "rerope" and self.model.trainable == "branch":
+            raise invalid("model.trainable", '"all" for rerope', '"branch"', "rerope adds no weights of its own")
+        self._check_history()
+
+    def _check_history(self) -> None:
+        path = None if self.branch == "none" else self.branch.history
+        if (path is None) != (self.history is None):
+            got = f"branch.history {path!r}, [history] {'missing' if self.history is None else 'given'}"
+            raise invalid("history", "both branch.history and [history], or neither", got, "add or remove the other")
+        if self.history is None:
+            return
+        if not isinstance(self.data, WorldData | NuScenesData):
+            fix = "places are known for these alone"
+            raise invalid("data.kind with [history]", '"world" or "nuscenes"', repr(self.data.kind), fix)
+        for name, value in (("run.micro_batch", self.run.micro_batch), ("parallel.context", self.parallel.context)):
+            if value != 1:
+                fix = "clips have different numbers of references"
+                raise invalid(f"{name} with [history]", "1", value, fix)
 
     def learnt(self) -> dict[str, Any]:
         """What decides the result of a run, for comparing it with the run that a checkpoint came from."""
         table = {name: value for name, value in asdict(self).items() if name not in RESUMABLE}
+        for section, name in (("data", "workers"), ("model", "gradient_checkpointing")):
+            table[section].pop(name, None)
         return table | {"seed": self.run.seed, "batch_size": self.run.batch_size}
 
 

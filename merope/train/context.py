@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from merope.adapters.camera_attention import CameraAttention, plan_dtype
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraCondition, CameraRotary
+from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attached_branch, camera_input
 from merope.encodings.tokens import Times
 from merope.errors import invalid
@@ -160,7 +161,15 @@ class _LocalConditions:
     branch: CameraBranch
     context: ContextParallel
 
-    def prepare(self, cameras: Cameras, latents: Tensor, times: Times | None = None) -> CameraCondition:
+    def prepare(
+        self,
+        cameras: Cameras,
+        latents: Tensor,
+        times: Times | None = None,
+        history: HistoryReferences | None = None,
+    ) -> CameraCondition:
+        if history is not None:
+            raise invalid("history with parallel.context > 1", "None", f"{history.count} references", "use context = 1")
         shards, branch = self.context.shards, self.branch
         whole = branch.located(cameras, latents, times)
         times = torch.arange(whole.cameras.count) if whole.times is None else torch.as_tensor(whole.times)

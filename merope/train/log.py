@@ -11,6 +11,9 @@ import torch
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+OVERWRITE = "\r\x1b[K"
+"""Back to the beginning of a terminal's line, and empty it."""
+
 
 class TrainingLog:
     """Numbers of a run. Ranks other than the first have none and write nothing."""
@@ -37,24 +40,32 @@ class TrainingLog:
         if self.board is not None:
             for name, value in numbers.items():
                 self.board.add_scalar(name, value, step)
-        if show:
-            left_s = elapsed_s / done * (self.steps - step)
-            text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-            print(f"step {step}/{self.steps}  {text}  {_duration(left_s)} left", file=sys.stderr, flush=True)
+        left_s = elapsed_s / done * (self.steps - step)
+        text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        self._print(f"step {step}/{self.steps}  {text}  {_duration(left_s)} left", keep=show)
 
     def say(self, text: str) -> None:
         if self.enabled:
-            print(text, file=sys.stderr, flush=True)
+            self._print(text, keep=True)
+
+    def _print(self, line: str, keep: bool) -> None:
+        """Lines to keep; on a terminal also the others, each in the place of the last."""
+        if sys.stderr.isatty():
+            print(f"{OVERWRITE}{line}", end="\n" if keep else "", file=sys.stderr, flush=True)
+        elif keep:
+            print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
 
     def _forget_steps_after(self, step: int) -> None:
-        """A run that went on from an older checkpoint does those steps again."""
+        """A run that went on from an older checkpoint does those steps again; a crash may have cut a line off."""
         if self.file.exists():
-            rows = [line for line in self.file.read_text().splitlines() if json.loads(line)["step"] <= step]
-            self.file.write_text("".join(f"{row}\n" for row in rows))
+            rows = [line for line in self.file.read_text().splitlines() if _step_of(line) <= step]
+            part = self.file.with_suffix(".part")
+            part.write_text("".join(f"{row}\n" for row in rows))
+            part.replace(self.file)
 
 
 def _tensorboard(folder: Path, begun: int) -> "SummaryWriter | None":
@@ -64,6 +75,13 @@ def _tensorboard(folder: Path, begun: int) -> "SummaryWriter | None":
         print("tensorboard is not installed: pip install 'merope[train]' for its logs", file=sys.stderr)
         return None
     return SummaryWriter(str(folder), purge_step=begun + 1 if begun else None)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except json.JSONDecodeError:
+        return float("inf")
 
 
 def _duration(seconds: float) -> str:

@@ -15,17 +15,14 @@ from torch.optim import AdamW, Optimizer
 from merope.errors import invalid
 from merope.train import checkpoint, parallel
 from merope.train.build import build_stream
-from merope.train.config import TrainConfig
+from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
 from merope.train.log import TrainingLog
 from merope.train.model import Model, build_model, export
-from merope.train.objective import add_noise, clip_generator, loss_per_clip
+from merope.train.objective import VALIDATION, add_noise, clip_generator, loss_per_clip
 from merope.train.parallel import Ranks
 from merope.train.samples import write_sample
 from merope.train.streams import Examples, Stream
-
-VALIDATION = 1 << 62
-"""The step whose dice validation clips use: their noise is the same every time."""
 
 
 class NonFiniteLoss(ValueError):
@@ -35,6 +32,13 @@ class NonFiniteLoss(ValueError):
 def train(config: TrainConfig) -> Path:
     """Train to config.run.steps. Returns the run's folder; what was trained is in its folder `trained`."""
     ranks = parallel.start(config.parallel)
+    try:
+        return _train(config, ranks)
+    finally:
+        parallel.stop()
+
+
+def _train(config: TrainConfig, ranks: Ranks) -> Path:
     out = config.run.out
     model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
     stream = build_stream(config, model, ranks)
@@ -73,7 +77,6 @@ def train(config: TrainConfig) -> Path:
     log.close()
     if done == config.run.steps:
         export(model, config, average, out / "trained")
-    parallel.stop()
     return out
 
 
@@ -114,10 +117,20 @@ def train_step(
 def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]
     """The flow-matching loss of every clip of a micro-batch."""
     generators = [clip_generator(config.run.seed, step, place, examples.clean.device) for place in examples.places]
-    noised = add_noise(examples.clean, model.prefix, config.objective, generators)
+    noised = add_noise(examples.clean, model.prefix, _objective(config, examples, step), generators)
     text = torch.where(noised.drop_text[:, None, None], examples.no_text, examples.text)
-    prediction = model.predicted(noised, text, examples.cameras)
+    prediction = model.predicted(noised, text, examples.cameras, examples.history)
     return loss_per_clip(prediction, noised, model.own_frames)
+
+
+def _objective(config: TrainConfig, examples: Examples, step: int) -> ObjectiveSection:
+    """Nothing is dropped in validation; clips with a usable history lose their prefix more often (paper, Appendix)."""
+    if step == VALIDATION:
+        return replace(config.objective, text_dropout=0.0, prefix_dropout=0.0)
+    if config.history is None or examples.history is None:
+        return config.objective
+    dropout = max(config.history.prefix_dropout, config.objective.prefix_dropout)
+    return replace(config.objective, prefix_dropout=dropout)
 
 
 @torch.no_grad()
@@ -166,7 +179,11 @@ def resume(
     places = checkpoint.complete(config.run.out / "checkpoints")
     if not places:
         return 0
-    _check_same_run(checkpoint.read_progress(places[-1]).learnt, config)
+    before = checkpoint.read_progress(places[-1])
+    _check_same_run(before.learnt, config)
+    if before.step > config.run.steps:
+        fix = "ask for more steps, or use another run.out"
+        raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
     progress = checkpoint.load(places[-1], model.transformer, optimiser, average)
     stream.load_state_dict(progress.data)
     return progress.step

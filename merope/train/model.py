@@ -9,10 +9,12 @@ import torch
 import torch.distributed as dist
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attach, attached_branch
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
@@ -59,12 +61,13 @@ class Model:
         noised: Noised,
         text: Tensor,  # [B, L, D]
         cameras: Cameras,  # [B, RGB frames]
+        history: HistoryReferences | None = None,
     ) -> Tensor:  # [B, C, T, H, W]
         """The velocity that the transformer predicts."""
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        conditions = None
+        conditions: dict[str, Any] | None = None
         if self.has_branch:
-            conditions = {"cameras": latent_cameras(cameras, self.pipeline.strides.frames)}
+            conditions = {"cameras": latent_cameras(cameras, self.pipeline.strides.frames), "history": history}
         with self._autocast():
             return self.transformer(
                 hidden_states=noised.latents.to(dtype),
@@ -99,13 +102,16 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     transformer.requires_grad_(config.model.trainable == "all")
     if config.branch != "none":
         torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
-        branch = attach(transformer, config.branch)
-        for processor in branch.processors().values():
-            processor.requires_grad_(True).to(torch.float32)
+        fresh = CameraBranch.for_transformer(transformer, config.branch).to(torch.float32)
+        branch = attach(transformer, config.branch)  # in the precision of the base model, which would round it
+        for index, processor in branch.processors().items():
+            processor.requires_grad_(True).to(torch.float32).load_state_dict(fresh.processors()[index].state_dict())
     if config.model.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
     transformer.train()
     pipeline.to(device)
+    if config.model.compile:
+        transformer.compile_repeated_blocks(fullgraph=True)
     return Model(pipeline, config.model.precision, device, config.objective.prefix_frames)
 
 
@@ -132,18 +138,23 @@ def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
     try:
         return CameraVideoPipeline.from_pretrained(
             folder,
-            torch_dtype={"transformer": torch.float32 if keep_fp32 else torch.bfloat16},
+            dtype={
+                "transformer": torch.float32 if keep_fp32 else torch.bfloat16,
+                "text_encoder": torch.bfloat16 if config.model.precision == "bf16" else torch.float32,
+            },
             **parts,
         )
-    except OSError as error:
+    except (OSError, HFValidationError) as error:  # the second where a folder is missing: it may be a hub's name
         fix = "give the folder of a diffusers Wan model, or its hub id where the hub can be reached"
-        raise invalid("model.pretrained", "a Wan model", f"{folder} ({error})", fix) from None
+        got = f"{folder} ({str(error).splitlines()[0]})"
+        raise invalid("model.pretrained", "a Wan model", got, fix) from None
 
 
 def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder: Path) -> None:
     """Write what was trained as ordinary folders, from any sharding: the branch, and the transformer if it changed.
 
-    All ranks call it; the first one writes. With a moving average, that is what is written.
+    A model from scratch becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks call this,
+    the first one writes. With a moving average, that is what is written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights: dict[str, Any] = dict(get_model_state_dict(model.transformer, options=options))
@@ -158,7 +169,11 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     if config.model.trainable == "all":
         base = WanTransformer3DModel.from_config(model.transformer.config)
         base.load_state_dict({name: value for name, value in weights.items() if name in base.state_dict()})
-        base.save_pretrained(folder / "transformer")
+        if config.model.pretrained is None:
+            scheduler = model.pipeline.scheduler
+            CameraVideoPipeline(None, None, None, scheduler, base, expand_timesteps=True).save_pretrained(folder)
+        else:
+            base.save_pretrained(folder / "transformer")
 
 
 def _fill(branch: CameraBranch, weights: dict[str, Tensor]) -> None:

@@ -15,6 +15,12 @@ from merope.train.config import ObjectiveSection
 TIMESTEPS = 1000.0
 """Wan's transformer takes noise levels on this scale."""
 
+VALIDATION = 1 << 62
+"""The step whose dice validation clips use: their noise is the same every time."""
+
+HISTORY_DRAWS = 1 << 40
+"""Where the draws of histories begin, beyond all places of a batch."""
+
 
 @dataclass(frozen=True, eq=False)
 class Noised:
@@ -31,6 +37,11 @@ def clip_generator(seed: int, step: int, draw: int, device: torch.device) -> tor
     """The dice of one clip. `draw` is its place in the global batch of the step."""
     state = np.random.SeedSequence((seed, step, draw)).generate_state(1, np.uint64)[0]
     return torch.Generator(device).manual_seed(int(state >> 1))
+
+
+def history_generator(seed: int, step: int, place: int) -> torch.Generator:
+    """The dice of one clip's retrieved history, independent of those of its noise."""
+    return clip_generator(seed, step, HISTORY_DRAWS + place, torch.device("cpu"))
 
 
 def shifted(uniform: Tensor, shift: float) -> Tensor:

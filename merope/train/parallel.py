@@ -4,6 +4,7 @@ Parallelism is applied from outside: the model does not know about it. One proce
 """
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -91,6 +92,8 @@ def shard_model(transformer: nn.Module, ranks: Ranks, precision: str) -> None:
     """
     if ranks.mesh is None:
         return
+    # The output is a view of what the last layer gave; nobody changes it in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if precision == "bf16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)

@@ -24,26 +24,40 @@ def write_sample(
     write: bool,
 ) -> None:
     """Generate a clip from its prefix and cameras; all ranks take part, one writes."""
-    true = as_uint8(model.pipeline.decode_latents(examples.clean))[0]
-    model.transformer.eval()
-    model.pipeline.set_progress_bar_config(disable=True)
-    generated = model.pipeline(
+    pipeline = model.pipeline
+    true = as_uint8(pipeline.decode_latents(examples.clean))[0]
+    pipeline.transformer.eval()
+    pipeline.set_progress_bar_config(disable=True)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model.precision == "bf16"):
+        latents = generated_latents(model, examples, true, steps)
+    pipeline.transformer.train()
+    video = as_uint8(pipeline.decode_latents(latents))[0]
+    if write:
+        path = examples.cameras.world_from_camera[0].cpu()
+        write_video(side_by_side(true.cpu(), video.cpu(), path), file, SAMPLE_FPS)
+
+
+def generated_latents(
+    model: Model,
+    examples: Examples,  # one clip
+    true: Tensor,  # uint8 [T, H, W, 3]
+    steps: int,
+) -> Tensor:  # [1, C, T_latent, h, w]
+    """What the model makes of a clip's prefix, cameras and text, always from the same noise."""
+    return model.pipeline(
         prompt_embeds=examples.text,
         cameras=examples.cameras if model.has_branch else None,
         prefix=true[: model.prefix_frames] if model.prefix_frames else None,
+        history=examples.history,
         height=true.shape[1],
         width=true.shape[2],
         num_frames=true.shape[0],
         num_inference_steps=steps,
         guidance_scale=1.0,
         generator=torch.Generator(model.device).manual_seed(0),
-        output_type="pt",
+        output_type="latent",
         return_dict=False,
-    )[0][0]
-    model.transformer.train()
-    if write:
-        video = (generated.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
-        write_video(side_by_side(true.cpu(), video, examples.cameras.world_from_camera[0].cpu()), file, SAMPLE_FPS)
+    )[0]
 
 
 def side_by_side(

@@ -5,6 +5,7 @@ from which everything random about a clip is drawn (merope.train.objective).
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merope.adapters.history import HistoryReferences
 from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
 from merope.geometry.cameras import Cameras
 
@@ -26,6 +28,7 @@ class Examples:
     text: Tensor  # [B, L, D]
     no_text: Tensor  # [L, D], the empty prompt
     cameras: Cameras  # [B, RGB frames]
+    history: HistoryReferences | None = None  # what was retrieved for them; None where nothing was
 
 
 class Stream(Protocol):
@@ -70,10 +73,11 @@ class WorldStream:
     share: Share
     text_dim: int
     device: torch.device
+    noise_draws: int = 1  # neighbouring places that share a clip
 
     def step(self, step: int) -> Iterator[Examples]:
         for places in self.share.places(self.batch_size):
-            yield self._examples([self._training_seed(step, place) for place in places], places)
+            yield self._examples([self._training_seed(step, place // self.noise_draws) for place in places], places)
 
     def held_out(self, count: int) -> Iterator[Examples]:
         for places in self.share.places(count):
@@ -88,18 +92,56 @@ class WorldStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
-    def _training_seed(self, step: int, place: int) -> int:
-        state = np.random.SeedSequence((self.seed, step, place, 1)).generate_state(1, np.uint64)[0]
+    def _training_seed(self, step: int, clip: int) -> int:
+        state = np.random.SeedSequence((self.seed, step, clip, 1)).generate_state(1, np.uint64)[0]
         return HELD_OUT_SEEDS + int(state >> 2)
 
-    def _examples(self, seeds: Sequence[int], places: tuple[int, ...]) -> Examples:
-        cameras = self.clips.cameras(seeds, self.device)
+    def _examples(
+        self,
+        seeds: Sequence[int],
+        places: tuple[int, ...],
+        clear_of: Tensor | None = None,  # [B, N, 4, 4] poses that must be free, those of the clips by default
+    ) -> Examples:
+        unique = list(dict.fromkeys(seeds))
+        shown = torch.tensor([unique.index(seed) for seed in seeds], device=self.device)
+        cameras = self.clips.cameras(unique, self.device)
+        video = self.clips.video(unique, cameras, clear_of)
+        if len(unique) < len(seeds):
+            lenses = self.clips.lenses(seeds).to(self.device)
+            cameras = Cameras(cameras.world_from_camera[shown], lenses, plan_dtype=cameras.dtype)
         nothing = torch.zeros(1, self.text_dim, device=self.device)
         return Examples(
             names=tuple(f"world {seed}" for seed in seeds),
             places=places,
-            clean=self.clips.video(seeds, cameras),
+            clean=video[shown],
             text=nothing.expand(len(seeds), -1, -1),
             no_text=nothing,
             cameras=cameras,
         )
+
+
+class Ahead:
+    """A stream without a state, one step ahead: while a GPU trains on a step, a thread prepares the next."""
+
+    def __init__(self, stream: WorldStream) -> None:
+        self.stream = stream
+        self._thread = ThreadPoolExecutor(1)
+        self._next: dict[int, Future[list[Examples]]] = {}
+
+    def step(self, step: int) -> Iterator[Examples]:
+        ready = self._next.pop(step, None)
+        examples = list(self.stream.step(step)) if ready is None else ready.result()
+        self._next = {step + 1: self._thread.submit(lambda: list(self.stream.step(step + 1)))}
+        yield from examples
+
+    def held_out(self, count: int) -> Iterator[Examples]:
+        return self.stream.held_out(count)
+
+    def example(self) -> Examples:
+        return self.stream.example()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass

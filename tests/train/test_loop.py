@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 
 from merope.adapters.wan import load_branch
+from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
 from merope.train.config import TrainConfig
 from merope.train.loop import NonFiniteLoss, train
@@ -48,11 +48,11 @@ def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor])
 
 
 def test_the_tiny_run_learns_along_the_golden_curve(tmp_path: Path) -> None:
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     config = read_config(TrainConfig, TINY, [f"run.out={tmp_path}"])
     train(config)
     curve, golden = losses(tmp_path), json.loads(GOLDEN.read_text())
-    assert time.perf_counter() - started_s < 60
+    assert time.process_time() - started_s < 60
     assert len(curve) == 60
     assert sum(curve[-10:]) < 0.45 * sum(curve[:10])
     torch.testing.assert_close(torch.tensor(curve), torch.tensor(golden), rtol=2e-3, atol=0)
@@ -79,6 +79,12 @@ def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"optimiser.*0.001.*0.5"):
         train(tiny_config(tmp_path, "run.steps=2", "optimiser.learning_rate=0.5"))
     assert len(losses(tmp_path)) == 1
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "run.steps=2"))
+    with pytest.raises(ValueError, match=r"run\.steps.*at least the 2"):
+        train(tiny_config(tmp_path, "run.steps=1"))
 
 
 def test_ctrl_c_ends_after_the_step_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +171,10 @@ def test_frozen_weights_stay_while_training(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_trained_folders_load_like_any_others(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "run.steps=2"))
-    transformer = WanTransformer3DModel.from_pretrained(tmp_path / "trained" / "transformer")
-    branch = load_branch(transformer, tmp_path / "trained" / "branch")
-    assert branch.config.encoding == "merope"
+    pipeline = CameraVideoPipeline.from_pretrained(tmp_path / "trained")
+    branch = load_branch(pipeline.transformer, tmp_path / "trained" / "branch")
+    assert branch.config["encoding"] == "merope"
+    assert pipeline.scheduler.config["shift"] == 3.0
 
 
 def test_a_step_that_is_not_finite_names_the_clip_and_keeps_the_checkpoint(

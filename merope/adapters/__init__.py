@@ -1,0 +1,1 @@
+"""Camera control for pretrained video transformers: the only place that imports diffusers."""

@@ -1,0 +1,58 @@
+"""Cameras, times and latents of one batch: which clip serves which sample, and one camera per latent frame."""
+
+import copy
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from merope.encodings.tokens import Times
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Lens
+
+
+def check_frame_count(cameras: Cameras, latent_frames: int, latent_stride: int) -> None:
+    """One camera per latent frame, nothing else: cameras of RGB frames would be taken for later times in silence."""
+    if cameras.count == latent_frames:
+        return
+    fix = f"latent frame n has the camera of RGB frame {latent_stride}n"
+    if cameras.count == latent_stride * (latent_frames - 1) + 1:
+        fix = f"these are as many as RGB frames: pass those of frames 0, {latent_stride}, … (Clip.latent_cameras())"
+    raise invalid("cameras", f"one per latent frame, {latent_frames}", cameras.count, fix)
+
+
+def matched_batch(cameras: Cameras, times: Times | None, batch: int) -> tuple[Cameras, Times | None]:
+    """Cameras (and times) for a batch of latents: shared, one clip per sample, or each clip for n neighbours."""
+    clips = cameras.world_from_camera.shape[0] if cameras.world_from_camera.ndim == 4 else 1
+    if batch % clips:
+        fix = "pass one clip for all samples or one per sample"
+        raise invalid("cameras", f"of a batch that divides the latents' {batch}", clips, fix)
+    copies = batch // clips
+    if clips == 1 or copies == 1:
+        return cameras, times
+    if times is not None and torch.as_tensor(times).ndim == 2:
+        times = torch.as_tensor(times).repeat_interleave(copies, dim=0)
+    return _repeated(cameras, copies), times
+
+
+def _repeated(cameras: Cameras, copies: int) -> Cameras:  # [b, V] -> [b · copies, V]
+    """Every clip `copies` times in a row; a copy keeps what the cameras know about the precision they came in."""
+    more = copy.copy(cameras)
+    object.__setattr__(more, "world_from_camera", cameras.world_from_camera.repeat_interleave(copies, dim=0))
+    object.__setattr__(more, "lens", _repeated_lens(cameras.lens, copies))
+    if cameras.has_pose is not None:
+        object.__setattr__(more, "has_pose", cameras.has_pose.repeat_interleave(copies, dim=0))
+    return more
+
+
+def _repeated_lens(lens: Lens, copies: int) -> Lens:
+    if len(lens.batch_shape) < 2 or lens.batch_shape[0] == 1:
+        return lens
+    values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}  # type: ignore[arg-type]
+    repeated = {
+        name: value.expand(lens.batch_shape).repeat_interleave(copies, dim=0)
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+    return replace(lens, **repeated)  # type: ignore[type-var]

@@ -1,0 +1,125 @@
+"""CameraBranchConfig: how cameras enter a transformer, and what follows from it for a model's heads and blocks."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from merope.adapters.camera_attention import QKNorm
+from merope.adapters.history import HistoryPath
+from merope.adapters.rerope import PARTITION_96, Bands
+from merope.encodings import ENCODINGS, encoding
+from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
+from merope.encodings.protocol import Encoding
+from merope.errors import invalid
+
+ADDITIVE = ("plucker", "origin_direction", "latitude_up")
+"""What `encoding` may be for additive conditioning."""
+
+PEAK_BLOCKS = (11, 13)
+"""The two blocks with the largest camera modulation in Wan2.2 TI2V-5B (paper, Appendix "Injection schedule")."""
+
+Integration = Literal["parallel", "rerope", "additive"]
+Blocks = Literal["alternating", "every", "peak"] | list[int] | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CameraBranchConfig:
+    """How cameras enter a Wan transformer.
+
+    encoding, encoding_options: name and options of `merope.encoding`; head_dim follows from the model. For additive
+        conditioning "plucker", "origin_direction" or "latitude_up" and the options of `merope.RayFeatures`.
+    integration: "parallel" (the paper's branch), "rerope" (camera channels in the backbone's own attention, no new
+        parameters) or "additive" (the CameraCtrl-style baseline).
+    compression: C; the branch has width / C channels in heads // C heads (Wan2.2 5B, C = 4: 6 heads of 128).
+    blocks: "alternating" (1, 3, 5, …), "every", "peak" (11 and 13) or a list of block indices.
+    qk_norm: None (the paper's parameter count leaves no room for one) or "rms".
+    carve: for "rerope", channels that the time, row and column band of a head give up; heads of 128 have a default.
+    translation_scale: 1 / metres, for encodings that need their translations near 1 (`merope.translation_scale`).
+    history: how retrieved references enter: None (they are refused), "sa" (as further frames of all self-attention) or
+        "ca" (a cross-attention in every camera block, saved with the branch).
+    base_model: name of the base model, for the record; by default where the transformer was loaded from.
+    """
+
+    encoding: str = "merope"
+    encoding_options: dict[str, Any] = field(default_factory=dict)
+    integration: Integration = "parallel"
+    compression: int = 4
+    blocks: Blocks = "alternating"
+    qk_norm: QKNorm = None
+    carve: Bands | None = None
+    translation_scale: float = 1.0
+    history: HistoryPath | None = None
+    base_model: str = ""
+
+    def __post_init__(self) -> None:
+        if self.integration not in ("parallel", "rerope", "additive"):
+            expected = '"parallel", "rerope" or "additive"'
+            raise invalid("integration", expected, repr(self.integration), 'the paper\'s branch is "parallel"')
+        names = sorted(ADDITIVE if self.integration == "additive" else ENCODINGS)
+        if self.encoding not in names:
+            raise invalid("encoding", f"one of {names}", repr(self.encoding), f"{self.integration} takes these")
+        if not isinstance(self.compression, int) or self.compression < 1:
+            raise invalid("compression", "an int ≥ 1", repr(self.compression), "the paper uses 2, 4 and 8")
+        if self.qk_norm not in (None, "rms"):
+            raise invalid("qk_norm", 'None or "rms"', repr(self.qk_norm), "the paper's branch has none")
+        self._check_history()
+
+    def _check_history(self) -> None:
+        if self.history not in (None, "sa", "ca"):
+            raise invalid("history", 'None, "sa" or "ca"', repr(self.history), "see docs/history.md")
+        reads_tokens = self.encoding in ENCODINGS and ENCODINGS[self.encoding].content_channels
+        if self.history == "ca" and (self.integration != "parallel" or reads_tokens):
+            got = f"{self.integration}, {self.encoding}"
+            raise invalid('a branch with history "ca"', "parallel, of a geometric encoding", got, 'use history "sa"')
+
+
+def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, int]:
+    """Number of heads and channels per head of a branch: width / C channels in heads // C heads.
+
+    Where C does not divide the number of heads the heads grow wider: 12 heads of 128, C = 8, give one of 192.
+    """
+    width, count = num_heads * head_dim, num_heads // compression
+    if count < 1 or width % (compression * count):
+        expected = f"at most {num_heads}, dividing the width {width} into whole heads"
+        raise invalid("compression", expected, compression, f"take a divisor of {num_heads}")
+    return count, width // compression // count
+
+
+def block_indices(blocks: Blocks, num_layers: int) -> list[int]:
+    """Indices of the blocks that get a camera processor, in order."""
+    named = {"alternating": range(1, num_layers, 2), "every": range(num_layers), "peak": PEAK_BLOCKS}
+    if isinstance(blocks, str) and blocks not in named:
+        raise invalid("blocks", f"one of {sorted(named)} or a list of indices", repr(blocks), "check the spelling")
+    chosen = list(named[blocks] if isinstance(blocks, str) else blocks)
+    if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= index < num_layers for index in chosen):
+        expected = f"distinct indices in 0 … {num_layers - 1}, at least one"
+        raise invalid("blocks", expected, chosen, f"the model has {num_layers} blocks")
+    return sorted(chosen)
+
+
+def make_encoding(name: str, head_dim: int, options: dict[str, Any], translation_scale: float) -> Encoding:
+    """The encoding of heads with so many channels; only some methods have a translation scale."""
+    if "translation_scale" in ENCODINGS[name].__dataclass_fields__:
+        return encoding(name, head_dim=head_dim, translation_scale=translation_scale, **options)
+    if translation_scale != 1:
+        fix = "leave it at 1: this encoding takes metres as they are"
+        raise invalid("translation_scale", f"1 for {name}", translation_scale, fix)
+    return encoding(name, head_dim=head_dim, **options)
+
+
+def make_carved_encoding(name: str, channels: int, options: dict[str, Any], translation_scale: float) -> Encoding:
+    """The encoding of the carved channels of a head; MeRoPE fills the default 96 with its camera blocks alone."""
+    if ENCODINGS[name].content_channels:
+        expected = f"one that reads no tokens for rerope, which has no layer to predict {name}'s content"
+        raise invalid("encoding", expected, repr(name), 'use integration="parallel"')
+    if name == "merope" and channels == sum(PARTITION_96):
+        options = {"partition": PARTITION_96, **options}
+    return make_encoding(name, channels, options, translation_scale)
+
+
+def make_features(name: str, options: dict[str, Any], translation_scale: float) -> AdditiveFeatures:
+    """The numbers per token that a kind of additive conditioning adds."""
+    if name in ("plucker", "origin_direction"):
+        return RayFeatures(kind=name, translation_scale=translation_scale, **options)  # type: ignore[arg-type]
+    if translation_scale != 1:
+        raise invalid("translation_scale", "1 for latitude_up", translation_scale, "it has no translations")
+    return LatitudeUp(**options)

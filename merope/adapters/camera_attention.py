@@ -1,0 +1,153 @@
+"""The parallel camera branch of one block: a second, narrower self-attention whose operator is the camera encoding."""
+
+from typing import Any, Literal
+
+import torch
+from diffusers.models.transformers.transformer_wan import WanAttention
+from torch import Tensor, nn
+
+from merope.adapters.conditioning import CameraCondition, CameraRotary
+from merope.adapters.history import HistoryAttention
+from merope.attention.dispatch import attend
+from merope.attention.plan import AttentionPlan
+from merope.encodings.depth_head import DepthHead
+from merope.encodings.protocol import Encoding
+from merope.errors import invalid
+
+QKNorm = Literal["rms"] | None
+NORM_EPS = 1e-6
+
+
+class CameraProcessor(nn.Module):
+    """An attention processor of diffusers that stands in the place of another one (`base`) and knows the cameras.
+
+    diffusers' switches for the attention backend and context parallelism go to `base`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base: Any = None  # set when the processor takes its place
+
+    @property
+    def _attention_backend(self) -> Any:
+        return self.base._attention_backend
+
+    @_attention_backend.setter
+    def _attention_backend(self, backend: Any) -> None:
+        self.base._attention_backend = backend
+
+    @property
+    def _parallel_config(self) -> Any:
+        return self.base._parallel_config
+
+    @_parallel_config.setter
+    def _parallel_config(self, config: Any) -> None:
+        if config is not None:
+            fix = "shard samples instead, or detach the branch"
+            raise invalid("parallel_config", "None with a camera branch: plans are not split over ranks", config, fix)
+
+
+class CameraAttention(CameraProcessor):
+    """Wan's self-attention plus the camera branch, both on the modulated input, before the block's gate.
+
+    out = SelfAttn(x) + W_out · attend(W_q x, W_k x, W_v x; U), with W_out zero at first, so that the block is unchanged
+    until it learns (paper, Section 3.4; where the branch stands follows UCPE, Zhang et al. 2026). The names of the
+    layers share no suffix with Wan's, so that LoRA finds only the base model's.
+    """
+
+    def __init__(
+        self,
+        width: int,  # channels of the block
+        heads: int,
+        encoding: Encoding,
+        qk_norm: QKNorm = None,
+        has_history: bool = False,  # retrieved references through a cross-attention
+    ) -> None:
+        super().__init__()
+        inner = heads * encoding.head_dim
+        self.heads = heads
+        self.encoding = encoding
+        self.cam_q = nn.Linear(width, inner)
+        self.cam_k = nn.Linear(width, inner)
+        self.cam_v = nn.Linear(width, inner)
+        self.cam_out = nn.Linear(inner, width)
+        self.cam_norm_q = nn.RMSNorm(inner, eps=NORM_EPS) if qk_norm else nn.Identity()
+        self.cam_norm_k = nn.RMSNorm(inner, eps=NORM_EPS) if qk_norm else nn.Identity()
+        self.cam_depth = DepthHead(width) if encoding.content_channels else None
+        self.cam_history = HistoryAttention(width, heads, encoding.head_dim) if has_history else None
+        nn.init.zeros_(self.cam_out.weight)
+        nn.init.zeros_(self.cam_out.bias)
+
+    def forward(
+        self,
+        attn: WanAttention,
+        hidden_states: Tensor,  # [B, N, width]
+        encoder_hidden_states: None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: CameraRotary | None = None,
+    ) -> Tensor:  # [B, N, width]
+        """What diffusers calls in place of Wan's own processor."""
+        cameras = require_cameras(rotary_emb)
+        out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, cameras.native)
+        out = out + self.camera_output(hidden_states, cameras.condition)
+        return out if self.cam_history is None else out + self.history_output(hidden_states, cameras)
+
+    def camera_output(
+        self,
+        hidden: Tensor,  # [B, N, width]
+        condition: CameraCondition,
+    ) -> Tensor:  # [B, N, width]
+        """What the branch adds to self-attention, in the dtype of hidden."""
+        x = hidden.to(self.cam_q.weight.dtype)
+        q, k, v = self.projected(x)
+        if condition.gather is not None:
+            k, v = condition.gather(k, 2), condition.gather(v, 2)
+        attended = attend(q, k, v, self.plan(x, condition))
+        out: Tensor = self.cam_out(attended.transpose(1, 2).flatten(2))
+        return out.to(hidden.dtype)
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [B, N, width] -> [B, heads, N, head_dim] each
+        """Queries, keys and values of the branch."""
+        v = self.cam_v(x)
+        q = self.cam_norm_q(self.cam_q(x)).to(v.dtype)  # under autocast norms answer in float32
+        k = self.cam_norm_k(self.cam_k(x)).to(v.dtype)
+        return self._by_head(q), self._by_head(k), self._by_head(v)
+
+    def history_output(
+        self,
+        hidden: Tensor,  # [B, N, width]
+        cameras: CameraRotary,
+    ) -> Tensor:  # [B, N, width]
+        """What retrieved references add to the block, in the dtype of hidden."""
+        assert self.cam_history is not None
+        x = hidden.to(self.cam_q.weight.dtype)
+        out: Tensor = self.cam_history(x, cameras.references, cameras.condition.history_plan)
+        return out.to(hidden.dtype)
+
+    def plan(
+        self,
+        x: Tensor,  # [B, N, width]
+        condition: CameraCondition,
+    ) -> AttentionPlan:
+        """The clip's plan, or this block's own one where the encoding reads what the block predicts of every token."""
+        if condition.plan is not None:
+            return condition.plan
+        assert self.cam_depth is not None
+        content = self.cam_depth(x)
+        plan = self.encoding.plan(condition.cameras, condition.grid, times=condition.times, content=content)
+        return plan.to(dtype=plan_dtype(x))
+
+    def _by_head(self, x: Tensor) -> Tensor:  # [B, heads, N, head_dim]
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def require_cameras(rotary_emb: CameraRotary | None) -> CameraRotary:
+    """The cameras that came with the rotary embedding; a block run by itself has none."""
+    if not isinstance(rotary_emb, CameraRotary):
+        raise invalid("rotary_emb", "with cameras", type(rotary_emb).__name__, "call the whole transformer")
+    return rotary_emb
+
+
+def plan_dtype(x: Tensor) -> torch.dtype:
+    """Transforms run in float32, in float64 for float64 models."""
+    return torch.promote_types(x.dtype, torch.float32)

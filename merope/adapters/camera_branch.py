@@ -1,0 +1,201 @@
+"""CameraBranch: all that camera control adds to a Wan transformer, as one model that is saved and loaded on its own."""
+
+from dataclasses import asdict, replace
+from typing import Any, Self
+
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from torch import Tensor, nn
+
+import merope
+from merope.adapters.additive_wan import AdditiveAttention
+from merope.adapters.batching import check_frame_count, matched_batch
+from merope.adapters.branch_config import (
+    Blocks,
+    CameraBranchConfig,
+    Integration,
+    block_indices,
+    branch_heads,
+    make_carved_encoding,
+    make_encoding,
+    make_features,
+)
+from merope.adapters.camera_attention import CameraAttention, CameraProcessor, QKNorm, plan_dtype
+from merope.adapters.conditioning import CameraCondition
+from merope.adapters.history import (
+    HistoryPath,
+    HistoryReferences,
+    check_rotary_times,
+    existing,
+    joined,
+    joint_times,
+)
+from merope.adapters.rerope import Bands, CarvedAttention, check_carve
+from merope.encodings.additive import AdditiveFeatures
+from merope.encodings.protocol import Encoding
+from merope.encodings.tokens import Times
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+
+POSE_CONVENTION = "world_from_camera (camera-to-world), OpenCV axes (x right, y down, z forward), metres"
+
+LATENT_STRIDE = 4
+"""RGB frames per latent frame of Wan's VAEs; a latent frame has the pose of its RGB frame 4n."""
+
+BASE_FIELDS = (
+    "num_layers",
+    "num_attention_heads",
+    "attention_head_dim",
+    "ffn_dim",
+    "patch_size",
+    "in_channels",
+    "out_channels",
+    "text_dim",
+)
+"""What a saved branch remembers of its base model's config and finds again in the one it is loaded into."""
+
+
+class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers' own mixins disagree on a field
+    """The camera processors of the chosen blocks, keyed by block index; made by `merope.attach`.
+
+    `save_pretrained` and `push_to_hub` are those of diffusers and hold only what was added; `config` records the base
+    model, the encoding, the pose convention, the latent stride and the translation scale.
+    """
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(
+        self,
+        base: dict[str, Any],  # BASE_FIELDS of the transformer's config
+        encoding: str = "merope",
+        encoding_options: dict[str, Any] | None = None,
+        integration: Integration = "parallel",
+        compression: int = 4,
+        blocks: Blocks = "alternating",
+        qk_norm: QKNorm = None,
+        carve: Bands | None = None,
+        translation_scale: float = 1.0,
+        history: HistoryPath | None = None,
+        base_model: str = "",
+        pose_convention: str = POSE_CONVENTION,
+        latent_stride: int = LATENT_STRIDE,
+        merope_version: str = "",
+    ) -> None:
+        super().__init__()
+        indices = block_indices(blocks, base["num_layers"])
+        self.register_to_config(blocks=indices, merope_version=merope_version or merope.__version__)
+        if history is not None and base["patch_size"][0] != 1:
+            fix = "use a model whose tokens span one latent frame"
+            raise invalid("history", "None for a patch of several frames", repr(history), fix)
+        self.time_limit: int | None = None  # frames that the base model's rotary table holds; known once attached
+        self.encoding: Encoding | None = None
+        self.features: AdditiveFeatures | None = None
+        build = {"parallel": self._parallel, "rerope": self._carved, "additive": self._additive}[integration]
+        self.camera_blocks = nn.ModuleDict({str(index): build() for index in indices})
+
+    @classmethod
+    def for_transformer(cls, transformer: WanTransformer3DModel, config: CameraBranchConfig) -> Self:
+        """A fresh branch that fits a transformer; not attached yet."""
+        options = asdict(config)
+        options["base_model"] = config.base_model or str(transformer.config.get("_name_or_path") or "")
+        with transformer.device:  # large branches are made where they will live
+            return cls(base=base_fields(transformer), **options)
+
+    def _parallel(self) -> CameraProcessor:
+        config, base = self.config, self.config["base"]
+        heads, self.head_dim = branch_heads(
+            base["num_attention_heads"], base["attention_head_dim"], config["compression"]
+        )
+        self.encoding = make_encoding(config["encoding"], self.head_dim, self._options(), config["translation_scale"])
+        has_history = config["history"] == "ca"
+        return CameraAttention(self._width(), heads, self.encoding, config["qk_norm"], has_history)
+
+    def _carved(self) -> CameraProcessor:
+        config = self.config
+        self.head_dim = config["base"]["attention_head_dim"]
+        carve = check_carve(config["carve"], self.head_dim)
+        self.encoding = make_carved_encoding(
+            config["encoding"], sum(carve), self._options(), config["translation_scale"]
+        )
+        return CarvedAttention(self.head_dim, carve)
+
+    def _additive(self) -> CameraProcessor:
+        self.features = make_features(self.config["encoding"], self._options(), self.config["translation_scale"])
+        return AdditiveAttention(self._width(), self.features)
+
+    def _width(self) -> int:
+        width: int = self.config["base"]["num_attention_heads"] * self.config["base"]["attention_head_dim"]
+        return width
+
+    def _options(self) -> dict[str, Any]:
+        """Options of the encoding; where they want tuples, JSON gave lists."""
+        given = self.config["encoding_options"] or {}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+    def processors(self) -> dict[int, CameraProcessor]:
+        """The processor of every block that has one."""
+        return {int(index): processor for index, processor in self.camera_blocks.items()}  # type: ignore[misc]
+
+    def prepare(
+        self,
+        cameras: Cameras,  # [V] or [b, V], one per latent frame
+        latents: Tensor,  # [B, channels, T, H, W]
+        times: Times | None = None,  # [V] or [b, V] latent frames
+        history: HistoryReferences | None = None,
+    ) -> CameraCondition:
+        """Cameras, and retrieved references, made ready for latents of this shape, device and precision.
+
+        `attention_kwargs={"cameras": …}` takes the result in place of the cameras. A clip without a batch serves every
+        sample. Where a batch of b clips meets B = n·b latents, each clip serves n neighbouring samples, as
+        `num_videos_per_prompt` of diffusers' pipelines lays them out.
+        """
+        located, dtype = self.located(cameras, latents, times), plan_dtype(latents)
+        references = self._references(history, latents)
+        if references is not None and self.config["history"] == "sa":
+            located = _appended(located, references)
+        if self.features is not None:
+            return replace(located, features=self.features.features(located.cameras, located.grid).to(dtype))
+        assert self.encoding is not None
+        if self.encoding.content_channels:  # every block makes its own plan from what it predicts
+            return located
+        plan = self.encoding.plan(located.cameras, located.grid, times=located.times).to(dtype=dtype)
+        located = replace(located, plan=replace(plan, head_dim=self.head_dim))
+        if references is None or located.history is not None:
+            return located
+        across = self.encoding.plan(
+            located.cameras, located.grid, key=references.posed, times=located.times, key_times=references.times
+        )
+        return replace(located, history=references, history_plan=across.to(dtype=dtype))
+
+    def _references(self, history: HistoryReferences | None, latents: Tensor) -> HistoryReferences | None:
+        """The references of a batch of latents, checked; None where there are none."""
+        given = existing(history)
+        if given is None:
+            return None
+        if self.config["history"] is None:
+            fix = 'make the branch with CameraBranchConfig(history="sa") or "ca"'
+            raise invalid("history", "None for a branch without history", f"{given.count} references", fix)
+        if self.config["history"] == "sa" and self.time_limit is not None:
+            check_rotary_times(given, self.time_limit)
+        return given.serving(latents)
+
+    def located(self, cameras: Cameras, latents: Tensor, times: Times | None = None) -> CameraCondition:
+        """Cameras checked against latents, brought to their device and batch, with their token grid; no plan yet."""
+        batch, _, frames, height, width = latents.shape
+        patch_frames, patch_rows, patch_columns = self.config["base"]["patch_size"]
+        check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
+        cameras, times = matched_batch(cameras.to(latents.device), times, batch)
+        return CameraCondition(cameras, (height // patch_rows, width // patch_columns), times)
+
+
+def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCondition:
+    """History "sa": the references' cameras and times behind the video's."""
+    times = joint_times(video.times, video.cameras.count, references)
+    cameras = joined(video.cameras, references.posed)
+    return replace(video, cameras=cameras, times=times, history=references)
+
+
+def base_fields(transformer: WanTransformer3DModel) -> dict[str, Any]:
+    """What must agree between a branch and its base model."""
+    values = {name: getattr(transformer.config, name) for name in BASE_FIELDS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -1,0 +1,222 @@
+"""How cameras reach the blocks of a Wan transformer: with the rotary embedding that every block is given anyway.
+
+Wan's forward drops `attention_kwargs`, so a hook before it takes the cameras out and a hook behind its `rope` module
+hands them on. From there they are an *argument* of every block: whatever runs a block again (gradient checkpointing of
+any kind, with any number of forwards before the backward) runs it with the cameras of its own forward, and
+torch.compile sees plain tensor inputs. Nothing is kept on the side while blocks run.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from merope.adapters.history import HistoryReferences, existing, tagged_phases, with_references, without_references
+from merope.attention.plan import AttentionPlan
+from merope.encodings.tokens import Times
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+
+CAMERAS, TIMES, HISTORY = "cameras", "times", "history"
+"""Keys of `attention_kwargs` that are taken out before the transformer's own forward; others are left in."""
+
+ATTENTION_KWARGS_POSITION = 5
+"""Of WanTransformer3DModel.forward; diffusers itself reads it by name only."""
+
+KEPT_CONDITIONS = 2
+"""Guidance may alternate between two sets of cameras in one denoising step."""
+
+
+@dataclass(frozen=True, eq=False)
+class CameraCondition:
+    """Cameras made ready for a batch of latents: what all blocks, denoising steps and guidance passes share.
+
+    plan: of encodings that are pure geometry; those that read tokens make one in every block from `cameras`.
+    features: of additive conditioning.
+    gather: (keys or values, dimension of tokens) → those of all ranks, where each rank holds the tokens of some frames
+        and `plan` is for these queries and all keys.
+    history: retrieved references of every sample. History "ca" has a `history_plan` of video tokens and references;
+        with history "sa" the references stand behind the video in `cameras`, `times` and `plan`.
+    """
+
+    cameras: Cameras  # [V] for all samples, or [B, V]
+    grid: tuple[int, int]  # token rows, columns of a latent frame
+    times: Times | None = None  # latent-frame index of every camera
+    plan: AttentionPlan | None = None
+    features: Tensor | None = None  # [B or 1, N, channels]
+    gather: Callable[[Tensor, int], Tensor] | None = None
+    history: HistoryReferences | None = None
+    history_plan: AttentionPlan | None = None
+
+    @property
+    def appended(self) -> HistoryReferences | None:
+        """References that take part as further frames."""
+        return self.history if self.history_plan is None else None
+
+    def to(self, device: torch.device | str, **_: object) -> Self:
+        """The same condition on another device (models spread over devices move what they hand to a block)."""
+        if self.cameras.device == torch.device(device):
+            return self
+        names = ("plan", "features", "history", "history_plan")
+        moved = {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, cameras=self.cameras.to(device), **moved)
+
+
+@dataclass(frozen=True, eq=False)
+class CameraRotary:
+    """Wan's rotary embedding and the cameras that ride on it. Unpacks as (cos, sin), so plain blocks need not know."""
+
+    native: tuple[Tensor, Tensor]  # cos, sin [1, N, 1, head_dim]
+    condition: CameraCondition
+    references: Tensor | None = None  # [B, R·P, width] tokens that history "ca" looks at
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.native)
+
+    def to(self, device: torch.device | str, **_: object) -> Self:
+        """The same on another device."""
+        cosine, sine = self.native
+        references = None if self.references is None else self.references.to(device)
+        native = (cosine.to(device), sine.to(device))
+        return replace(self, native=native, condition=self.condition.to(device), references=references)
+
+
+class Prepares(Protocol):
+    """What the hooks need of a camera branch."""
+
+    def prepare(
+        self,
+        cameras: Cameras,
+        latents: Tensor,
+        times: Times | None = None,
+        history: HistoryReferences | None = None,
+    ) -> CameraCondition:
+        """Everything that blocks need to know about these cameras and references."""
+
+
+class CameraInput:
+    """The hooks, and the conditions of the last clips so that denoising steps and guidance passes share one.
+
+    A condition is found by the identity of the `Cameras` object and of the history, the times, the shape, device and
+    precision of the latents, and the version counters of all their tensors: editing them in place makes a new one.
+    Poses that want gradients are never kept, because their graph belongs to one backward pass.
+    """
+
+    def __init__(self, branch: Prepares) -> None:
+        self.branch = branch
+        self._kept: list[tuple[tuple[object, ...], CameraCondition]] = []
+        self._pending: CameraCondition | None = None
+        self._references: Tensor | None = None  # [B, R·P, width] on the way to the blocks
+        self._extra_frames = 0  # of the forward under way, to be dropped from its output
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CameraInput":
+        memo[id(self)] = fresh = CameraInput(self.branch)
+        fresh.branch = copy.deepcopy(self.branch, memo)
+        return fresh
+
+    def before_forward(
+        self, transformer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Forward pre-hook of the transformer: take cameras and history out of `attention_kwargs`."""
+        latents = args[0] if args else kwargs["hidden_states"]
+        if len(args) > ATTENTION_KWARGS_POSITION:
+            fix = "pass attention_kwargs by name"
+            raise invalid("attention_kwargs", "a keyword argument", "a positional one", fix)
+        given = dict(kwargs.get("attention_kwargs") or {})
+        cameras, times = given.pop(CAMERAS, None), given.pop(TIMES, None)
+        condition = self.condition(cameras, latents, times, given.pop(HISTORY, None))
+        self._pending, self._references, self._extra_frames = condition, None, 0
+        if condition.appended is not None:
+            self._extra_frames = condition.appended.count
+            args, kwargs = with_references(args, kwargs, condition.appended, transformer.config.patch_size)
+        elif condition.history is not None:
+            patches = transformer.patch_embedding(condition.history.latents.to(latents))
+            self._references = patches.flatten(2).transpose(1, 2)
+        return args, {**kwargs, "attention_kwargs": given}
+
+    def after_rope(self, rope: nn.Module, args: tuple[Any, ...], native: tuple[Tensor, Tensor]) -> CameraRotary:
+        """Forward hook of the rotary embedding: hand the cameras to the blocks."""
+        (condition, references), self._pending, self._references = (self._pending, self._references), None, None
+        if condition is None:
+            fix = "call the transformer, not its parts"
+            raise invalid(CAMERAS, "given before the rotary embedding runs", None, fix)
+        if condition.appended is not None:
+            native = tagged_phases(rope, native, condition.appended)
+        return CameraRotary((native[0], native[1]), condition, references)
+
+    def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Forward hook of the transformer: references are not generated, so what came out for them goes."""
+        return without_references(output, self._extra_frames) if self._extra_frames else output
+
+    def condition(
+        self,
+        cameras: Cameras | CameraCondition | None,
+        latents: Tensor,  # [B, channels, T, H, W]
+        times: Times | None,
+        history: HistoryReferences | None = None,
+    ) -> CameraCondition:
+        """The condition of these cameras and references, made now or found."""
+        if isinstance(cameras, CameraCondition):
+            for name, value in ((TIMES, times), (HISTORY, history)):
+                if value is not None:
+                    fix = f"pass {name} to branch.prepare"
+                    raise invalid(f'attention_kwargs["{name}"]', "left out with cameras made ready", value, fix)
+            return cameras
+        if not isinstance(cameras, Cameras):
+            expected = "merope.Cameras: the transformer has a camera branch"
+            raise invalid(f'attention_kwargs["{CAMERAS}"]', expected, cameras, "merope.detach gives the base model")
+        if torch.compiler.is_compiling():
+            fix = "make them ready outside the compiled call: branch.prepare(cameras, latents)"
+            raise invalid(f'attention_kwargs["{CAMERAS}"]', "a CameraCondition under torch.compile", "Cameras", fix)
+        history = existing(history)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(cameras, history)):
+            return self.branch.prepare(cameras, latents, times, history)
+        return self._found_or_made(cameras, latents, times, history)
+
+    def _found_or_made(
+        self, cameras: Cameras, latents: Tensor, times: Times | None, history: HistoryReferences | None
+    ) -> CameraCondition:
+        key = _key(cameras, latents, times, history)
+        for kept, condition in self._kept:
+            if kept == key:
+                return condition
+        condition = self.branch.prepare(cameras, latents, times, history)
+        self._kept = [(key, condition), *self._kept[: KEPT_CONDITIONS - 1]]
+        return condition
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Equal only to a holder of the very same object, which it keeps alive so that its id is not used again."""
+
+    held: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.held is other.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+def _key(
+    cameras: Cameras, latents: Tensor, times: Times | None, history: HistoryReferences | None
+) -> tuple[object, ...]:
+    return (
+        _Same(cameras),
+        _Same(history),
+        tuple(None if x.is_inference() else x._version for x in _tensors(cameras, history)),
+        None if times is None else torch.as_tensor(times).tolist(),
+        tuple(latents.shape),
+        latents.device,
+        latents.dtype == torch.float64,
+        torch.is_inference_mode_enabled(),  # what is made there cannot be trained with
+    )
+
+
+def _tensors(cameras: Cameras, history: HistoryReferences | None) -> list[Tensor]:
+    values = [cameras.world_from_camera, cameras.has_pose, *vars(cameras.lens).values()]
+    of_history = [] if history is None else [history.latents, history.times, *_tensors(history.posed, None)]
+    return [value for value in (*values, *of_history) if isinstance(value, Tensor)]

@@ -1,0 +1,59 @@
+"""Reading a saved camera branch, and whether it belongs to a base model."""
+
+import re
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+from merope.adapters.camera_branch import CameraBranch, base_fields
+from merope.errors import invalid
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def read_branch(
+    folder_or_hub_id: str | PathLike[str],
+    transformer: WanTransformer3DModel,
+    **options: Any,  # of diffusers' from_pretrained
+) -> CameraBranch:
+    """The branch in a folder or on the hub, complete and made for a model like this transformer; not attached yet."""
+    _check_exists(folder_or_hub_id)
+    config = CameraBranch.load_config(folder_or_hub_id, **options)
+    check_base(config, transformer)
+    if config["integration"] == "rerope":  # has no weights of its own
+        return CameraBranch.from_config(config)
+    branch, info = CameraBranch.from_pretrained(folder_or_hub_id, output_loading_info=True, **options)
+    problems = {kind: info[kind] for kind in ("missing_keys", "unexpected_keys") if info[kind]}
+    if problems:
+        fix = "save the branch again with save_pretrained"
+        raise invalid("the branch's weights", "those of its config.json", problems, fix)
+    return branch
+
+
+def check_base(config: Mapping[str, Any], transformer: WanTransformer3DModel) -> None:
+    """Refuse a base model that differs from the one a branch was made for, with every difference."""
+    if "base" not in config or "integration" not in config:
+        fix = "pass a folder that branch.save_pretrained wrote"
+        raise invalid("config.json", "that of a camera branch", f"one of {config.get('_class_name')}", fix)
+    here = base_fields(transformer)
+    differences = [
+        f"{name} {made_for} there, {here.get(name)} here"
+        for name, made_for in config["base"].items()
+        if here.get(name) != made_for
+    ]
+    if differences:
+        origin = f" ({config['base_model']})" if config.get("base_model") else ""
+        fix = "load the base model that the branch was trained on"
+        raise invalid("transformer", f"like the branch's base model{origin}", "; ".join(differences), fix)
+
+
+def _check_exists(folder_or_hub_id: str | PathLike[str]) -> None:
+    folder = Path(folder_or_hub_id)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise invalid(str(folder), "a folder with config.json", "one without", "pass what save_pretrained wrote")
+    elif not HUB_ID.fullmatch(str(folder_or_hub_id)):
+        raise invalid("folder_or_hub_id", "an existing folder or organisation/name", folder, "check the path")

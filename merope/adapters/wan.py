@@ -1,0 +1,119 @@
+"""Attach a camera branch to diffusers' Wan transformer, take it off again, load a saved one.
+
+    branch = merope.attach(transformer, merope.CameraBranchConfig())
+    transformer(latents, timestep, text, attention_kwargs={"cameras": cameras})
+
+The branch lives in attention processors, diffusers' own extension point: no module of the base model is replaced and
+no key of its state dict changes.
+"""
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+from diffusers.models.transformers.transformer_wan import WanAttention, WanTransformer3DModel
+from torch.utils.hooks import RemovableHandle
+
+from merope.adapters.branch_config import CameraBranchConfig
+from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.conditioning import CameraInput
+from merope.adapters.saving import read_branch
+from merope.errors import invalid
+
+ATTACHMENT = "_merope_attachment"
+
+
+@dataclass
+class _Attachment:
+    """What `detach` must undo. Not a module, so that the branch is no second path to the same parameters."""
+
+    branch: CameraBranch
+    inputs: CameraInput
+    hooks: list[RemovableHandle]
+
+
+def attach(transformer: WanTransformer3DModel, config: CameraBranchConfig | None = None) -> CameraBranch:
+    """Add a fresh camera branch; the output stays what it was until the branch is trained (not so for ReRoPE).
+
+    Call it before torch.compile and before any sharding. From then on every forward needs
+    `attention_kwargs={"cameras": …}`.
+    """
+    _check_transformer(transformer)
+    branch = CameraBranch.for_transformer(transformer, config or CameraBranchConfig())
+    _install(transformer, branch)
+    return branch
+
+
+def load_branch(
+    transformer: WanTransformer3DModel, folder_or_hub_id: str | PathLike[str], **options: Any
+) -> CameraBranch:
+    """Attach a branch that `branch.save_pretrained` (or `push_to_hub`) wrote.
+
+    options: those of diffusers' `from_pretrained` (revision, token, cache_dir, local_files_only, …). A base model that
+    the branch was not made for is refused with all differences.
+    """
+    _check_transformer(transformer)
+    branch = read_branch(folder_or_hub_id, transformer, **options)
+    _install(transformer, branch)
+    return branch
+
+
+def detach(transformer: WanTransformer3DModel) -> CameraBranch:
+    """Take the branch off: the base model is as it was, with its own keys. The branch is returned, whole."""
+    attachment = transformer.__dict__.pop(ATTACHMENT, None)
+    if attachment is None:
+        raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
+    for hook in attachment.hooks:
+        hook.remove()
+    for index, processor in attachment.branch.processors().items():
+        _self_attention(transformer, index).set_processor(processor.base)
+        processor.base = None
+    return attachment.branch
+
+
+def attached_branch(transformer: WanTransformer3DModel) -> CameraBranch | None:
+    """The camera branch of a transformer, None where it has none."""
+    attachment = transformer.__dict__.get(ATTACHMENT)
+    return None if attachment is None else attachment.branch
+
+
+def camera_input(transformer: WanTransformer3DModel) -> CameraInput:
+    """The hooks of a transformer with a branch, for those who make conditions of their own (its `branch`)."""
+    attachment = transformer.__dict__.get(ATTACHMENT)
+    if attachment is None:
+        raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
+    inputs: CameraInput = attachment.inputs
+    return inputs
+
+
+def _install(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+    for index, processor in branch.processors().items():
+        attn = _self_attention(transformer, index)
+        weight = attn.to_q.weight
+        processor.to(weight.device, weight.dtype if weight.is_floating_point() else torch.bfloat16)
+        processor.train(transformer.training)
+        processor.base = attn.processor
+        attn.set_processor(processor)  # type: ignore[arg-type]  # diffusers lists only its own classes
+    branch.time_limit = transformer.rope.max_seq_len
+    inputs = CameraInput(branch)
+    hooks = [
+        transformer.register_forward_pre_hook(inputs.before_forward, with_kwargs=True),
+        transformer.rope.register_forward_hook(inputs.after_rope),
+        transformer.register_forward_hook(inputs.after_forward),
+    ]
+    transformer.__dict__[ATTACHMENT] = _Attachment(branch, inputs, hooks)
+
+
+def _self_attention(transformer: WanTransformer3DModel, index: int) -> WanAttention:
+    attn = transformer.blocks[index].attn1
+    assert isinstance(attn, WanAttention)
+    return attn
+
+
+def _check_transformer(transformer: WanTransformer3DModel) -> None:
+    if not isinstance(transformer, WanTransformer3DModel):
+        fix = "pass pipe.transformer itself, before torch.compile, PEFT or FSDP wrap it"
+        raise invalid("transformer", "a diffusers WanTransformer3DModel", type(transformer).__name__, fix)
+    if attached_branch(transformer) is not None:
+        raise invalid("transformer", "one without a camera branch", "one with a branch", "call merope.detach first")

@@ -1,0 +1,172 @@
+"""Attention under a plan for NVIDIA GPUs: one kernel per transform, and one place where query cameras are grouped.
+
+Transforms of queries, keys, values and output are single Triton kernels over all blocks of a plan
+(`merope.attention.kernels.transforms`). Keys and values of grouped encodings are expanded for a chunk of query cameras
+that fits the memory budget, attended to with PyTorch's fused attention, and dropped; the backward pass expands them
+again and reads the saved log-sum-exp, so that no attention is computed twice.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from merope.attention.kernels.grouped import grouped_attention_backward, grouped_attention_forward
+from merope.attention.kernels.hopper import SUFFIX
+from merope.attention.kernels.hopper_tables import HopperTables, make_tables, why_not_plan
+from merope.attention.kernels.prepared import PreparedPlan, capability, kept, prepared, prepared_cameraless
+from merope.attention.kernels.support import bytes_per_camera, carried_width
+from merope.attention.kernels.transforms import turn
+from merope.attention.plan import AttentionPlan
+from merope.errors import invalid
+
+HOPPER_GRADIENTS = False
+"""Whether gradients, too, come from the Hopper kernel; else keys and values are expanded in the backward pass."""
+
+
+def attend_fused(
+    q: Tensor,  # [B, H, Nq, d]
+    k: Tensor,  # [B, H, Nk, d]
+    v: Tensor,  # [B, H, Nk, d]
+    plan: AttentionPlan,
+    memory_budget: int,  # bytes
+) -> Tensor:  # [B, H, Nq, d], token-major in memory
+    """Attention under `plan`, with at most `memory_budget` bytes of expanded keys and values at a time.
+
+    q, k and v may be views of one projection [B, N, 3, H, d]: they are read as they lie, and `out.transpose(1, 2)` is
+    dense, ready for the output projection.
+    """
+    in_training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    hopper = hopper_for(q, plan)
+    if hopper is not None and (HOPPER_GRADIENTS or not in_training):
+        q, k, v = (_dense_channels(x) for x in (q, k, v))
+        return torch.ops.merope.attend_hopper(q, k, v, hopper.tensors(), plan.query_cameras)[0].transpose(1, 2)
+    needed = bytes_per_camera(k, carried_width(plan), in_training)
+    if needed > memory_budget:
+        expected = f"at least {needed} bytes, what one query camera needs"
+        raise invalid("memory_budget", expected, memory_budget, 'raise it or use backend="sdpa", which splits heads')
+    out = _attend(q, k, v, prepared(plan, q.dtype), [] if hopper is None else hopper.tensors(), memory_budget)
+    chosen = plan.cameraless_queries
+    if chosen.numel() == 0:
+        return out
+    alone = _attend(q[:, :, chosen], k, v, prepared_cameraless(plan, q.dtype), [], memory_budget)
+    plain = torch.zeros_like(out).index_copy(2, chosen, alone)
+    return torch.where(plan.query_has_camera[:, None, :, None], out, plain)
+
+
+def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
+    """Tables for the kernel that turns keys inside the attention loop, where the GPU and the plan allow it."""
+    if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != (9, 0):
+        return None
+    return kept(plan, "_hopper", lambda: make_tables(plan) if why_not_plan(plan) is None else None)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, maps: PreparedPlan, hopper: list[Tensor], memory_budget: int
+) -> Tensor:  # [B, H, Nq, d]
+    """Every query as if it had a camera; rows after the cameras' tokens are zero."""
+    q, k, v = (_dense_channels(x) for x in (q, k, v))
+    tensors, numbers = maps.pack()
+    out: Tensor = _forward(q, k, v, tensors, numbers, hopper, memory_budget)[0]
+    return out.transpose(1, 2)
+
+
+@torch.library.custom_op("merope::attend_forward", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],  # of a PreparedPlan
+    numbers: list[int],
+    hopper: list[Tensor],  # of HopperTables; empty: expand keys and values
+    memory_budget: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, d], [B, queries, H, W] or empty, [B · groups, H, P]
+    """The result token-major; for the backward pass the result before O (unless O is undone there) and log-sum-exp."""
+    maps = PreparedPlan.unpack(tensors, numbers)
+    if hopper:
+        out, by_token = torch.ops.merope.attend_hopper(q, k, v, hopper, maps.groups)
+        by_camera = by_token.unflatten(2, (maps.groups, maps.tokens_per_group)).transpose(1, 2)
+        return out, q.new_empty(0), by_camera.flatten(0, 1).contiguous()
+    turned = turn(q[:, :, : maps.queries], maps.turn, maps.query_tables)
+    attended, lse = grouped_attention_forward(turned, k, v, maps, _scale(q), memory_budget)
+    del turned
+    out = turn(attended.transpose(1, 2), maps.back, maps.query_tables)
+    return _with_rest(out, q), attended, lse
+
+
+@_forward.register_fake
+def _(q, k, v, tensors, numbers, hopper, memory_budget):  # type: ignore[no-untyped-def]
+    maps = PreparedPlan.unpack(tensors, numbers)
+    batch, heads, queries, head_dim = q.shape
+    return (
+        q.new_empty((batch, queries, heads, head_dim)),
+        q.new_empty(0 if hopper else (batch, maps.queries, heads, maps.width)),
+        q.new_empty((batch * maps.groups, heads, maps.tokens_per_group), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("merope::attend_backward", mutates_args=())
+def _backward(
+    grad: Tensor,  # [B, Nq, H, d]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,  # [B, Nq, H, d]
+    attended: Tensor,  # [B, queries, H, W], or empty: O is orthogonal (MeRoPE), and Oᵀ undoes it
+    lse: Tensor,
+    tensors: list[Tensor],
+    numbers: list[int],
+    memory_budget: int,
+) -> tuple[Tensor, Tensor]:  # [B, Nq, H, d], keys and values [2, B, Nk, H, d]
+    maps = PreparedPlan.unpack(tensors, numbers)
+    grad_attended = turn(grad[:, : maps.queries].transpose(1, 2), maps.back_t, maps.query_tables)
+    if attended.numel() == 0:
+        attended = turn(out.transpose(1, 2), maps.back_t, maps.query_tables)
+    turned = turn(q[:, :, : maps.queries], maps.turn, maps.query_tables)
+    grad_turned, grad_keys_values = grouped_attention_backward(
+        grad_attended, turned, k, v, attended, lse, maps, _scale(q), memory_budget
+    )
+    grad_q = turn(grad_turned.transpose(1, 2), maps.turn_t, maps.query_tables)
+    return _with_rest(grad_q, q), grad_keys_values
+
+
+@_backward.register_fake
+def _(grad, q, k, v, out, attended, lse, tensors, numbers, memory_budget):  # type: ignore[no-untyped-def]
+    return torch.empty_like(grad), k.new_empty((2, k.shape[0], k.shape[2], k.shape[1], k.shape[3]))
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, tensors, numbers, hopper, memory_budget = inputs
+    out, attended, lse = output
+    needed_out = out if attended.numel() == 0 else out.new_empty(0)
+    ctx.save_for_backward(q, k, v, needed_out, attended, lse, *tensors)
+    ctx.numbers, ctx.hopper_tensors, ctx.memory_budget = numbers, len(hopper), memory_budget
+
+
+def _gradients(ctx, grad, _attended, _lse):  # type: ignore[no-untyped-def]
+    saved = ctx.saved_tensors
+    tensors = list(saved[6:])
+    grad_q, keys_values = _backward(grad.contiguous(), *saved[:6], tensors, ctx.numbers, ctx.memory_budget)
+    gradients = (x.transpose(1, 2) for x in (grad_q, *keys_values.unbind(0)))
+    return *gradients, [None] * len(tensors), None, [None] * ctx.hopper_tensors, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+
+
+def _with_rest(
+    x: Tensor,  # [B, n, H, d]
+    like: Tensor,  # [B, H, N, d]
+) -> Tensor:  # [B, N, H, d]
+    """x with rows of zeros for the tokens after those of the cameras."""
+    rest = like.shape[2] - x.shape[1]
+    return pad(x, (0, 0, 0, 0, 0, rest)) if rest else x
+
+
+def _dense_channels(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _scale(q: Tensor) -> float:
+    return 1 / math.sqrt(q.shape[-1])

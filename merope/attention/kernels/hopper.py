@@ -1,0 +1,175 @@
+"""MeRoPE's attention on Hopper GPUs: keys and values turn into each query camera's view inside the kernels.
+
+Nothing is expanded in memory: keys and values are packed once (with the per-token blocks applied), and the channels
+that depend on the query's camera are turned in shared memory, while the tensor cores work on the tile before.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from merope.attention.kernels.hopper_module import (
+    AttendParams,
+    FinishParams,
+    GradParams,
+    PackParams,
+    PackQueryParams,
+    module,
+    tokens,
+)
+from merope.attention.kernels.hopper_tables import TILE, HopperTables, hopper_tables, why_not_plan
+from merope.attention.plan import AttentionPlan
+
+SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+SCALE = 1 / math.sqrt(128)
+STEP = 64
+"""Queries of one step of the backward pass; each camera's are padded to a multiple."""
+SHARED_BYTES = 1024 + 7 * 32768 + 256  # alignment; queries and three stages of keys and values; barriers
+GRAD_SHARED_BYTES = 1024 + 6 * 32768 + 1024 + 256  # alignment; keys, values, stages and sums; rows; barriers
+
+
+def why_not_hopper(q: Tensor, plan: AttentionPlan) -> str | None:
+    """Why these kernels cannot take this call; None when they can."""
+    if q.dtype not in SUFFIX:
+        return f"they take bfloat16 and float16, not {q.dtype}"
+    if not q.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(q.device) != (9, 0):
+        return "they are written for NVIDIA Hopper GPUs (compute capability 9.0)"
+    return why_not_plan(plan)
+
+
+def attend_hopper(
+    q: Tensor,  # [B, H, Nq, 128]
+    k: Tensor,  # [B, H, Nk, 128]
+    v: Tensor,  # [B, H, Nk, 128]
+    plan: AttentionPlan,
+) -> tuple[Tensor, Tensor]:  # [B, H, Nq, 128] token-major in memory, float32 [B, H, Nq]
+    """Attention under a plan that `why_not_hopper` accepts, and the logarithm of the softmax sums.
+
+    Tables are made at a plan's first call. Numbers beyond ±16384 in keys and values saturate. The output has gradients
+    with respect to q, k and v; the logarithms have none.
+    """
+    out, lse = _attend(q, k, v, hopper_tables(plan).tensors(), plan.query_cameras)
+    return out.transpose(1, 2), lse
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], cameras: int
+) -> tuple[Tensor, Tensor]:  # [B, Nq, H, 128], float32 [B, H, Nq]
+    q, k, v = (x if _rows_are_aligned(x) else x.contiguous() for x in (q, k, v))
+    t = HopperTables(*tables)
+    batch, heads, queries, _ = q.shape
+    keys, padded = k.shape[2], t.key_camera.shape[0]
+    own_tables = int(t.query_rotation.shape[0] > 1)
+    out = q.new_empty((batch, queries, heads, 128))
+    lse = q.new_empty((batch, heads, queries), dtype=torch.float32)
+    packed = torch.empty((2, batch * heads, 2, padded, 64), dtype=torch.float16, device=q.device)
+    attend = AttendParams(
+        *(tokens(q), tokens(out.transpose(1, 2)), packed[0].data_ptr(), packed[1].data_ptr(), lse.data_ptr()),
+        *(x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)),
+        *(t.half_vectors.data_ptr(), t.phasors.data_ptr(), t.key_camera.data_ptr(), own_tables),
+        *(batch, heads, cameras, queries // cameras, queries, keys, padded, t.phasors.shape[2], SCALE),
+    )
+    tiles = batch * heads * cameras * math.ceil(queries // cameras / TILE)
+    with torch.cuda.device(q.device):
+        kernels = module(q.device.index)
+        _pack_keys("pack_keys", k, v, packed, t)
+        kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1), 512, SHARED_BYTES, attend)
+    return out, lse
+
+
+def _pack_keys(kernel: str, k: Tensor, v: Tensor, packed: Tensor, t: HopperTables) -> None:
+    batch, heads, keys, _ = k.shape
+    padded, own_tables = packed.shape[3], int(t.key_rotation.shape[0] > 1)
+    params = PackParams(
+        *(tokens(k), tokens(v), packed[0].data_ptr(), packed[1].data_ptr()),
+        *(t.key_rotation.data_ptr(), t.key_native.data_ptr(), own_tables, heads, keys, padded),
+    )
+    module(k.device.index).launch(f"{kernel}_{SUFFIX[k.dtype]}", (padded * 16 // 256, batch), 256, 0, params)
+
+
+_attend = torch.library.custom_op("merope::attend_hopper", _forward, mutates_args=(), device_types="cuda")
+
+
+@_attend.register_fake
+def _(q, k, v, tables, cameras):  # type: ignore[no-untyped-def]
+    batch, heads, queries, _ = q.shape
+    return q.new_empty((batch, queries, heads, 128)), q.new_empty((batch, heads, queries), dtype=torch.float32)
+
+
+def _backward(
+    grad: Tensor,  # [B, Nq, H, 128]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,  # [B, Nq, H, 128]
+    lse: Tensor,
+    tables: list[Tensor],
+    cameras: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, 128], [B, Nk, H, 128] twice
+    q, k, v = (x if _rows_are_aligned(x) else x.contiguous() for x in (q, k, v))
+    t = HopperTables(*tables)
+    batch, heads, queries, _ = q.shape
+    per_camera, keys, padded = queries // cameras, k.shape[2], t.key_camera.shape[0]
+    padded_rows = math.ceil(per_camera / STEP) * STEP
+    rows, own_tables = cameras * padded_rows, int(t.query_rotation.shape[0] > 1)
+    grad_q, grad_k, grad_v = (x.new_empty((batch, x.shape[2], heads, 128)) for x in (q, k, v))
+    packed = q.new_empty((2, batch * heads, 2, padded, 64))
+    packed_queries = q.new_empty((2, batch * heads, 2, rows, 64))
+    row_numbers = lse.new_empty((batch * heads, rows, 2))
+    sums = lse.new_zeros((batch * heads, rows // STEP, 2, 8, 128, 4))
+    by_query = [x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)]
+    by_camera = [x.data_ptr() for x in (t.half_vectors, t.phasors, t.key_camera)]
+    pack = PackQueryParams(
+        *(tokens(q), tokens(out.transpose(1, 2)), tokens(grad.transpose(1, 2)), lse.data_ptr(), *by_query),
+        *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), own_tables),
+        *(heads, cameras, per_camera, padded_rows, queries),
+    )
+    gradients = GradParams(
+        *(tokens(grad_k.transpose(1, 2)), tokens(grad_v.transpose(1, 2)), packed[0].data_ptr(), packed[1].data_ptr()),
+        *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), sums.data_ptr()),
+        *(t.key_rotation.data_ptr(), t.key_native.data_ptr(), *by_camera, own_tables),
+        *(heads, cameras, padded_rows, keys, padded, t.phasors.shape[2], SCALE),
+    )
+    finish = FinishParams(
+        *(tokens(grad_q.transpose(1, 2)), sums.data_ptr(), *by_query, own_tables),
+        *(heads, cameras, per_camera, padded_rows, queries, SCALE),
+    )
+    suffix = SUFFIX[q.dtype]
+    with torch.cuda.device(q.device):
+        kernels = module(q.device.index)
+        _pack_keys("pack_keys_like", k, v, packed, t)
+        kernels.launch(f"pack_queries_{suffix}", (rows * 16 // 256, batch), 256, 0, pack)
+        kernels.launch(f"gradients_{suffix}", (batch * heads * padded // TILE, 1), 384, GRAD_SHARED_BYTES, gradients)
+        kernels.launch(f"finish_queries_{suffix}", (math.ceil(queries * 16 / 256), batch), 256, 0, finish)
+    return grad_q, grad_k, grad_v
+
+
+_attend_backward = torch.library.custom_op(
+    "merope::attend_hopper_backward", _backward, mutates_args=(), device_types="cuda"
+)
+
+
+@_attend_backward.register_fake
+def _(grad, q, k, v, out, lse, tables, cameras):  # type: ignore[no-untyped-def]
+    return tuple(x.new_empty((x.shape[0], x.shape[2], x.shape[1], 128)) for x in (q, k, v))
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, tables, ctx.cameras = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output, *tables)
+
+
+def _gradients(ctx, grad, _lse):  # type: ignore[no-untyped-def]
+    q, k, v, out, lse, *tables = ctx.saved_tensors
+    gradients = _attend_backward(grad.contiguous(), q, k, v, out, lse, tables, ctx.cameras)
+    return *(x.transpose(1, 2) for x in gradients), [None] * len(tables), None
+
+
+_attend.register_autograd(_gradients, setup_context=_save)
+
+
+def _rows_are_aligned(x: Tensor) -> bool:
+    """Whether every token's channels lie side by side from a multiple of 16 bytes on."""
+    return x.stride(-1) == 1 and all(n % 8 == 0 for n in x.stride()[:-1]) and x.data_ptr() % 16 == 0

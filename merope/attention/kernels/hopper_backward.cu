@@ -1,0 +1,430 @@
+// Gradients of MeRoPE's attention. `pack_keys_like` and `pack_queries` apply what factors per token and lay out
+// operands, `gradients` does the work, `finish_queries` takes the queries' gradients out of their layout.
+//
+// A block of 128 keys walks over all queries of its head, camera by camera, 64 queries a step. When the camera changes,
+// its keys and values are turned anew from the packed ones, and so are the sums of their gradients, in registers: these
+// are always in the view of the current camera. Gradients of queries are added up in memory by bulk reductions.
+// Three warpgroups: 0 and 1 own 64 keys each; one thread of 2 copies queries and output gradients to shared memory.
+// Operands have the inputs' type here: gradients need bfloat16's range.
+
+constexpr u32 kStepBytes = 64 * 256;  // 64 queries, or what belongs to them
+constexpr u32 kStepHalf = kStepBytes / 2;
+constexpr u32 kGradKeys = 0;
+constexpr u32 kGradValues = kTileBytes;
+constexpr u32 kStepQueries = 2 * kTileBytes;                    // two stages
+constexpr u32 kStepGrads = kStepQueries + 2 * kStepBytes;       // two stages
+constexpr u32 kStepErrors = kStepGrads + 2 * kStepBytes;        // two, so that one may still be read
+constexpr u32 kStepSums = kStepErrors + 2 * kStepBytes;         // one for each warpgroup
+constexpr u32 kStepRows = kStepSums + 2 * kStepBytes;           // two stages of 64 float2
+constexpr u32 kStepBarriers = kStepRows + 2 * 512;
+
+struct GradParams {
+    Tokens grad_k, grad_v;
+    const u16* packed_k;       // [batch * heads, 2 halves, padded keys, 64]
+    const u16* packed_v;
+    const u16* packed_q;
+    const u16* packed_grad;
+    const float2* rows;
+    float* sums;               // [batch * heads, cameras * padded rows / 64, 2 halves, 8, 128, 4], zeros before
+    const float* rotation;     // of keys [tables, keys, 9]
+    const float* native;       // of keys [tables, keys, 16, 2]
+    const u32* half_vectors;
+    const uint4* phasors;
+    const int* key_camera;
+    i64 tables_per_sample;
+    int heads, cameras, padded_rows, keys, padded_keys, key_cameras;
+    float scale;
+};
+
+// ---- tensor cores -------------------------------------------------------------------------------------------------
+
+// d[64, 64] = a b^T (kTransposed 0: the summed dimension is dense) or a^T b (1), both in shared memory
+template <bool kBf16, int kTransposed>
+__device__ __forceinline__ void multiply_shared(float (&d)[32], u64 a, u64 b, int add) {
+#define MULTIPLY(TYPE)                                                                                               \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n" WGMMA_64x64(TYPE)                                  \
+                 "%32, %33, add, 1, 1, %35, %35;\n}"                                                                 \
+                 : REFS32(d) : "l"(a), "l"(b), "r"(add), "n"(kTransposed))
+    if (kBf16) MULTIPLY("bf16");
+    else MULTIPLY("f16");
+#undef MULTIPLY
+}
+// [64 own keys, 64 queries] = keys queries^T
+template <bool kBf16> __device__ __forceinline__ void issue_products(float (&d)[32], u32 own_keys, u32 queries) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const u64 a = descriptor(own_keys + i / 4 * kHalfBytes + i % 4 * 32);
+        const u64 b = descriptor(queries + i / 4 * kStepHalf + i % 4 * 32);
+        multiply_shared<kBf16, 0>(d, a, b, i > 0);
+    }
+    wgmma_commit();
+}
+// [64 own keys, 128 channels] += w rows, w[64 own keys, 64 queries] in registers
+template <bool kBf16> __device__ __forceinline__ void issue_key_sums(float (&d)[64], const u32 (&w)[16], u32 rows) {
+#define MULTIPLY(TYPE)                                                                                               \
+    asm volatile(WGMMA_64x128(TYPE) "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                         \
+                 : REFS64(d) : "r"(w[4 * i]), "r"(w[4 * i + 1]), "r"(w[4 * i + 2]), "r"(w[4 * i + 3]), "l"(b))
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u64 b = descriptor(rows + i * 2048, kStepHalf);
+        if (kBf16) MULTIPLY("bf16");
+        else MULTIPLY("f16");
+    }
+#undef MULTIPLY
+    wgmma_commit();
+}
+// [64 queries, 64 channels of one half] = errors^T keys
+template <bool kBf16> __device__ __forceinline__ void issue_query_sums(float (&d)[32], u32 errors, u32 keys_half) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        multiply_shared<kBf16, 1>(d, descriptor(errors + i * 2048), descriptor(keys_half + i * 2048), i > 0);
+    wgmma_commit();
+}
+
+// ---- into and out of a camera's view ------------------------------------------------------------------------------
+
+template <bool kBf16> __device__ __forceinline__ float2 widen_pair(u32 w) {
+    return make_float2(widen<kBf16>((u16)w), widen<kBf16>((u16)(w >> 16)));
+}
+
+struct CameraTables {  // of one query camera, for one tile of keys
+    const u32* half_vectors;
+    const uint4* phasors;
+};
+__device__ __forceinline__ CameraTables camera_tables(const GradParams& p, i64 tables, int camera, int tile) {
+    const i64 at = tables * p.cameras + camera;
+    return {p.half_vectors + at * 9 * p.padded_keys + (i64)tile * 9 * kKeys, p.phasors + at * p.key_cameras * 3};
+}
+
+// Half 0 of one packed key (or value), from memory to its place in the shared tile.
+template <bool kBf16>
+__device__ __forceinline__ void turn_row(
+    char* tile, const u16* from, int row, const CameraTables& tables, int key_camera
+) {
+    const int swizzle = row & 7;
+    const uint4* source = (const uint4*)(from + row * 64);
+    u32 n[9];
+#pragma unroll
+    for (int i = 0; i < 9; ++i) n[i] = __ldg(tables.half_vectors + i * kKeys + row);
+    const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera);
+    uint4* place = (uint4*)(tile + row * 128);
+#pragma unroll
+    for (int c = 0; c < 8; c += 2) {
+        float x[2][8];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            const uint4 w = __ldg(source + ((c + k) ^ swizzle));
+            const u32 words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 two = widen_pair<kBf16>(words[i]);
+                x[k][2 * i] = two.x, x[k][2 * i + 1] = two.y;
+            }
+        }
+        auto turn_two = [&](float (&a)[8], int i, float (&b)[8], int j, int word) {
+            const float2 cosines = widen_pair<false>(__ldg(phasors + word));
+            const float2 sines = widen_pair<false>(__ldg(phasors + word + 1));
+            turn_pair(a[i], b[j], make_float2(cosines.x, sines.x));
+            turn_pair(a[i + 1], b[j + 1], make_float2(cosines.y, sines.y));
+        };
+        if (c < 6) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                float m[3];
+#pragma unroll
+                for (int i = 0; i < 3; ++i) {
+                    const int number = 3 * (c + k) + i;
+                    const float2 two = widen_pair<false>(n[number / 2]);
+                    m[i] = number % 2 ? two.y : two.x;
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const float dot = m[0] * x[k][j] + m[1] * x[k][2 + j] + m[2] * x[k][4 + j];
+                    x[k][j] -= dot * m[0], x[k][2 + j] -= dot * m[1], x[k][4 + j] -= dot * m[2];
+                }
+            }
+            turn_two(x[0], 6, x[1], 6, c);
+        } else {
+            turn_two(x[0], 0, x[0], 2, 6), turn_two(x[0], 4, x[0], 6, 8), turn_two(x[1], 0, x[1], 2, 10);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) place[(c + k) ^ swizzle] = narrowed<kBf16>(x[k]);
+    }
+}
+
+// The sums of two keys in registers, their half 0 into a camera's view (sign 1) or out of it (-1). A reflection is its
+// own inverse. Word w of a chunk is with lane w of the quad: a triplet's dot product is a sum over the quad.
+__device__ __forceinline__ void turn_sums(
+    float (&d)[64], const CameraTables& tables, const int (&row)[2], const int (&key_camera)[2], int lane, float sign
+) {
+    const int word = lane & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const u16* n = (const u16*)(tables.half_vectors + row[r]);
+        const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera[r]);
+#pragma unroll
+        for (int c = 0; c < 6; ++c) {
+            const int number = 3 * c + word;
+            const float m = word < 3 ? widen<false>(__ldg(n + (number / 2 * kKeys) * 2 + number % 2)) : 0.f;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float& x = d[4 * c + 2 * r + j];
+                float dot = m * x;
+                dot += __shfl_xor_sync(~0u, dot, 1);
+                dot += __shfl_xor_sync(~0u, dot, 2);
+                x -= dot * m;
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 6; c += 2) {  // translation: both numbers of a pair are with lane 3
+            const float2 cosines = widen_pair<false>(__ldg(phasors + c));
+            const float2 sines = widen_pair<false>(__ldg(phasors + c + 1));
+            const bool mine = word == 3;
+            const float2 one = make_float2(1.f, 0.f);
+            float *x = d + 4 * c + 2 * r, *y = x + 4;
+            turn_pair(x[0], y[0], mine ? make_float2(cosines.x, sign * sines.x) : one);
+            turn_pair(x[1], y[1], mine ? make_float2(cosines.y, sign * sines.y) : one);
+        }
+#pragma unroll
+        for (int c = 6; c < 8; ++c) {  // translation: with neighbouring lanes
+            const int phase_word = c == 6 ? 6 + (word & 2) : 10;
+            const bool native = c == 7 && word >= 2;
+            const float2 cosines = widen_pair<false>(__ldg(phasors + phase_word));
+            const float2 sines = widen_pair<false>(__ldg(phasors + phase_word + 1));
+            const float direction = word & 1 ? sign : -sign;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float& x = d[4 * c + 2 * r + j];
+                const float other = __shfl_xor_sync(~0u, x, 1);
+                const float turned = (j ? cosines.y : cosines.x) * x + direction * (j ? sines.y : sines.x) * other;
+                x = native ? x : turned;
+            }
+        }
+    }
+}
+
+// ---- over the queries ---------------------------------------------------------------------------------------------
+
+struct Walk {  // every block of keys starts with another camera, so that they add to different gradients of queries
+    int steps_per_camera, cameras, first_camera;
+    __device__ __forceinline__ int steps() const { return steps_per_camera * cameras; }
+    __device__ __forceinline__ int camera(int step) const { return (first_camera + step / steps_per_camera) % cameras; }
+    __device__ __forceinline__ int place(int step) const {
+        return camera(step) * steps_per_camera + step % steps_per_camera;
+    }
+};
+enum { kQueriesHere = 0, kGradsHere = 2, kQueriesUsed = 4, kGradsUsed = 6, kTileHere = 8 };  // barriers, of two stages
+
+__device__ __forceinline__ void copy_steps(
+    const GradParams& p, const Walk& walk, i64 pair, int tile, u32 base, u32 barriers
+) {
+    const i64 all = (i64)p.cameras * p.padded_rows;
+    barrier_expect(barriers + 8 * kTileHere, 2 * kHalfBytes);
+    const i64 half = (pair * 2 + 1) * p.padded_keys * 64 + (i64)tile * kKeys * 64;  // half 1 never turns
+    copy_bulk(base + kGradKeys + kHalfBytes, p.packed_k + half, kHalfBytes, barriers + 8 * kTileHere);
+    copy_bulk(base + kGradValues + kHalfBytes, p.packed_v + half, kHalfBytes, barriers + 8 * kTileHere);
+    for (int step = 0; step < walk.steps(); ++step) {
+        const int stage = step & 1;
+        const u32 parity = (step / 2 - 1) & 1;
+        const i64 row = (i64)walk.place(step) * 64, at = (pair * 2 * all + row) * 64;
+        const u32 queries_here = barriers + 8 * (kQueriesHere + stage);
+        const u32 grads_here = barriers + 8 * (kGradsHere + stage);
+        const u32 queries_to = base + kStepQueries + stage * kStepBytes;
+        const u32 grads_to = base + kStepGrads + stage * kStepBytes;
+        if (step >= 2) barrier_wait(barriers + 8 * (kQueriesUsed + stage), parity);
+        barrier_expect(queries_here, kStepBytes);
+        copy_bulk(queries_to, p.packed_q + at, kStepHalf, queries_here);
+        copy_bulk(queries_to + kStepHalf, p.packed_q + at + all * 64, kStepHalf, queries_here);
+        if (step >= 2) barrier_wait(barriers + 8 * (kGradsUsed + stage), parity);
+        barrier_expect(grads_here, kStepBytes + 512);
+        copy_bulk(grads_to, p.packed_grad + at, kStepHalf, grads_here);
+        copy_bulk(grads_to + kStepHalf, p.packed_grad + at + all * 64, kStepHalf, grads_here);
+        copy_bulk(base + kStepRows + stage * 512, p.rows + pair * all + row, 512, grads_here);
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void store_key_sums(
+    const GradParams& p, const Tokens& to, const float (&d)[64], float factor, float* staged, int sample, int head,
+    int first_key, int group, int thread
+) {
+    const int lane = thread & 31;
+    u16* out = to.data + sample * to.batch + head * to.head;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        named_sync<128>(3 + group);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int r = i % 2, at = 32 * half + 2 * i;
+            *(float2*)(staged + (thread / 32 * 16 + lane / 4 + 8 * r) * 64 + 8 * (i / 2) + 2 * (lane & 3)) =
+                make_float2(d[at] * factor, d[at + 1] * factor);
+        }
+        named_sync<128>(3 + group);
+        const Chunk chunk(half, thread & 7);
+#pragma unroll 1
+        for (int row = thread / 8; row < 64 && first_key + row < p.keys; row += 16) {
+            const int key = first_key + row;
+            const i64 at = sample * p.tables_per_sample * p.keys + key;
+            const TokenTurn turn(chunk, half ? p.rotation + at * 9 : nullptr, p.native + at * 32, true);
+            float x[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = staged[row * 64 + 8 * chunk.c + i];
+            if (!half && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
+            turn.apply(x, chunk);
+            chunk.scatter(out + key * to.token, narrowed<kBf16>(x));
+        }
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void walk_queries(
+    const GradParams& p, const Walk& walk, i64 pair, int tile, char* shared, u32 barriers, int group, int thread
+) {
+    const u32 base = shared_address(shared);
+    const int lane = thread & 31;
+    const i64 tables = pair / p.heads * p.tables_per_sample;
+    const float scale_log2 = p.scale * kLog2E;
+    const int rows[2] = {group * 64 + thread / 32 * 16 + lane / 4, group * 64 + thread / 32 * 16 + lane / 4 + 8};
+    auto camera_of = [&](int row) { return __ldg(p.key_camera + tile * kKeys + row); };
+    const int row_cameras[2] = {camera_of(rows[0]), camera_of(rows[1])};
+    const u32 own_keys = base + kGradKeys + group * 64 * 128, own_values = base + kGradValues + group * 64 * 128;
+    char* own_sums = shared + kStepSums + group * kStepBytes;
+    auto turn_tile = [&](int camera) {  // 64 own keys and values, one row a thread
+        const int operand = thread / 64, row = group * 64 + thread % 64;
+        const u16* head = (operand ? p.packed_v : p.packed_k) + pair * 2 * p.padded_keys * 64;
+        const CameraTables view = camera_tables(p, tables, camera, tile);
+        char* to = shared + (operand ? kGradValues : kGradKeys);
+        turn_row<kBf16>(to, head + (i64)tile * kKeys * 64, row, view, camera_of(row));
+        fence_async_proxy();
+        named_sync<256>(5);
+    };
+    float dk[64] = {}, dv[64] = {}, s[32] = {}, d[32] = {};
+    u32 weights[16], errors[16];
+    barrier_wait(barriers + 8 * kTileHere, 0);
+    int step = 0;
+#pragma unroll 1
+    for (int turn = 0; turn < walk.cameras; ++turn) {
+        const int camera = walk.camera(step);
+        const CameraTables view = camera_tables(p, tables, camera, tile);
+        if (turn) {
+            turn_sums(dk, view, rows, row_cameras, lane, 1.f);
+            turn_sums(dv, view, rows, row_cameras, lane, 1.f);
+            named_sync<256>(1);  // nobody reads the tile in the last camera's view any more
+        }
+        turn_tile(camera);
+        barrier_wait(barriers + 8 * (kQueriesHere + (step & 1)), step / 2 & 1);
+        pin(s), pin(d), pin(dk), pin(dv);
+        wgmma_fence();
+        issue_products<kBf16>(s, own_keys, base + kStepQueries + (step & 1) * kStepBytes);
+        wgmma_wait<0>();
+        pin(s);
+#pragma unroll 1
+        for (int left = walk.steps_per_camera; left > 0; --left, ++step) {
+            const int stage = step & 1;
+            const u32 parity = step / 2 & 1;
+            const u32 queries = base + kStepQueries + stage * kStepBytes;
+            const u32 grads = base + kStepGrads + stage * kStepBytes;
+            char* own_errors = shared + kStepErrors + stage * kStepBytes;
+            const float4* stats = (const float4*)(shared + kStepRows + stage * 512);
+            barrier_wait(barriers + 8 * (kGradsHere + stage), parity);
+            pin(d);
+            wgmma_fence();
+            issue_products<kBf16>(d, own_values, grads);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const float4 two = stats[4 * i + (lane & 3)];  // log2 of the sum, grad . out; of two queries
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &a = s[4 * i + 2 * r], &b = s[4 * i + 2 * r + 1];
+                    a = exp2_fast(fmaf(a, scale_log2, -two.x));
+                    b = exp2_fast(fmaf(b, scale_log2, -two.z));
+                    weights[2 * i + r] = narrow_pair<kBf16>(a, b);
+                }
+            }
+            wgmma_wait<0>();
+            pin(d);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const float4 two = stats[4 * i + (lane & 3)];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int at = 4 * i + 2 * r;
+                    const float a = s[at] * (d[at] - two.y), b = s[at + 1] * (d[at + 1] - two.w);
+                    errors[2 * i + r] = narrow_pair<kBf16>(a, b);
+                    char* row = own_errors + rows[r] * 128;
+                    *(u32*)(row + ((i ^ (rows[r] & 7)) << 4) + (lane & 3) * 4) = errors[2 * i + r];
+                }
+            }
+            fence_async_proxy();
+            pin(s), pin(d), pin(dv), pin(dk), pin(weights), pin(errors);
+            wgmma_fence();
+            issue_key_sums<kBf16>(dv, weights, grads);
+            issue_key_sums<kBf16>(dk, errors, queries);
+            named_sync<256>(1);  // the errors of both warpgroups are there
+            float dq[32];
+            issue_query_sums<kBf16>(dq, base + kStepErrors + stage * kStepBytes, base + kGradKeys + group * kHalfBytes);
+            wgmma_wait<1>();
+            if (lane == 0) {
+                barrier_arrive(barriers + 8 * (kQueriesUsed + stage));
+                barrier_arrive(barriers + 8 * (kGradsUsed + stage));
+            }
+            // After a camera's last step the product is not used; issued all the same, the pipeline stays one piece.
+            if (left > 1) barrier_wait(barriers + 8 * (kQueriesHere + (stage ^ 1)), (step + 1) / 2 & 1);
+            issue_products<kBf16>(s, own_keys, base + kStepQueries + (stage ^ 1) * kStepBytes);
+            wgmma_wait<1>();
+            pin(dq);
+            if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            named_sync<128>(3 + group);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const float4 four = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+                *(float4*)(own_sums + (i * 128 + thread) * 16) = four;
+            }
+            fence_async_proxy();
+            named_sync<128>(3 + group);
+            if (thread == 0) {
+                const int all_steps = p.cameras * p.padded_rows / 64;
+                float* to = p.sums + ((pair * all_steps + walk.place(step)) * 2 + group) * 4096;
+                asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                             "cp.async.bulk.commit_group;"
+                             ::"l"(to), "r"(base + kStepSums + group * kStepBytes), "r"(kStepBytes) : "memory");
+            }
+            wgmma_wait<0>();
+            pin(s);
+        }
+        turn_sums(dk, view, rows, row_cameras, lane, -1.f);
+        turn_sums(dv, view, rows, row_cameras, lane, -1.f);
+    }
+    if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    const int sample = pair / p.heads, head = pair % p.heads, first_key = tile * kKeys + group * 64;
+    store_key_sums<kBf16>(p, p.grad_k, dk, p.scale, (float*)own_sums, sample, head, first_key, group, thread);
+    store_key_sums<kBf16>(p, p.grad_v, dv, 1.f, (float*)own_sums, sample, head, first_key, group, thread);
+}
+
+template <bool kBf16> __device__ __forceinline__ void gradients(const GradParams& p) {
+    extern __shared__ char dynamic[];
+    char* shared = dynamic + (0u - shared_address(dynamic) & 1023u);
+    const u32 base = shared_address(shared), barriers = base + kStepBarriers;
+    const int tiles = p.padded_keys / kKeys, tile = blockIdx.x % tiles;
+    const i64 pair = blockIdx.x / tiles;
+    const Walk walk{p.padded_rows / 64, p.cameras, tile % p.cameras};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 4; ++i) barrier_init(barriers + 8 * i, 1), barrier_init(barriers + 8 * (4 + i), 8);
+        barrier_init(barriers + 8 * kTileHere, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (thread == 0) copy_steps(p, walk, pair, tile, base, barriers);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        walk_queries<kBf16>(p, walk, pair, tile, shared, barriers, group, thread);
+    }
+}
+
+extern "C" {
+__global__ void __launch_bounds__(384, 1) gradients_bf16(const __grid_constant__ GradParams p) { gradients<true>(p); }
+__global__ void __launch_bounds__(384, 1) gradients_fp16(const __grid_constant__ GradParams p) { gradients<false>(p); }
+}

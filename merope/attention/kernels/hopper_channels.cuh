@@ -1,0 +1,150 @@
+// MeRoPE's head of 128 channels in the order of the kernels, and the operators that factor per token.
+
+constexpr int kKeys = 128;  // keys of a tile; packed keys are padded to a multiple
+constexpr u32 kHalfBytes = kKeys * 128;
+constexpr u32 kTileBytes = 2 * kHalfBytes;
+
+struct Tokens {  // [batch, head, token, 128 channels], the last dimension dense; strides in elements
+    u16* data;
+    i64 batch, head, token;
+};
+
+struct PackParams {
+    Tokens k, v;
+    u16* packed_k;          // [batch * heads, 2 halves, padded keys, 64]
+    u16* packed_v;
+    const float* rotation;  // [tables, keys, 9]
+    const float* native;    // [tables, keys, 16, 2]
+    i64 tables_per_sample;  // 1: every sample has its own tables; 0: all share one
+    int heads, keys, padded_keys;
+};
+
+// ---- order of channels ---------------------------------------------------------------------------------------------
+// A packed head is two halves of 8 chunks of 8 channels (16 bytes): those that depend on the query's camera, and the
+// rest. Chunk c of row r lies at c ^ (r & 7), which is wgmma's 128-byte swizzle.
+//   half 0  c < 6: disparity triplets of anchor c as (x x)(y y)(z z), then word c of translation
+//           c = 6, 7: words 6 to 11 of translation, then native pairs 14 and 15
+//           word 2i: first numbers of translation pairs 2i and 2i + 1; word 2i + 1: their second numbers
+//   half 1  c < 6: rotation triplets 2c and 2c + 1, native pair c;  c = 6, 7: native pairs 6 to 13
+
+__device__ __forceinline__ int translation_channel(int word, int i) { return 72 + 4 * (word / 2) + (word & 1) + 2 * i; }
+
+__device__ __forceinline__ int channel(int half, int c, int slot) {
+    if (half) return c >= 6 ? 108 + 8 * (c - 6) + slot : slot < 6 ? 36 + 6 * c + slot : 96 + 2 * c + slot - 6;
+    if (c < 6) return slot < 6 ? 6 * c + 3 * (slot & 1) + slot / 2 : translation_channel(c, slot - 6);
+    return c == 7 && slot >= 4 ? 120 + slot : translation_channel(6 + 4 * (c - 6) + slot / 2, slot & 1);
+}
+
+struct Chunk {
+    int half, c, channels[8];
+    __device__ __forceinline__ Chunk(int half, int c) : half(half), c(c) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) channels[i] = channel(half, c, i);
+    }
+    template <bool kBf16> __device__ __forceinline__ void load(float (&x)[8], const u16* token) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = widen<kBf16>(token[channels[i]]);
+    }
+    __device__ __forceinline__ void scatter(u16* token, const uint4& words) const {
+        const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) token[channels[i]] = (u16)(pairs[i / 2] >> 16 * (i % 2));
+    }
+};
+
+template <bool kBf16> __device__ __forceinline__ uint4 narrowed(const float (&x)[8]) {
+    return make_uint4(narrow_pair<kBf16>(x[0], x[1]), narrow_pair<kBf16>(x[2], x[3]),
+                      narrow_pair<kBf16>(x[4], x[5]), narrow_pair<kBf16>(x[6], x[7]));
+}
+__device__ __forceinline__ uint4 packed(const float (&x)[8]) {
+    constexpr float kMost = 16384.f;  // a reflection's dot product and the sums of a turn stay finite
+    float bounded[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bounded[i] = fminf(fmaxf(x[i], -kMost), kMost);
+    return narrowed<false>(bounded);
+}
+
+// ---- what factors per token ----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void turn_pair(float& x, float& y, float2 phasor) {
+    const float turned = phasor.x * x - phasor.y * y;
+    y = phasor.y * x + phasor.x * y;
+    x = turned;
+}
+__device__ __forceinline__ void turn_triplet(float& x, float& y, float& z, const float (&m)[9]) {
+    const float a = x, b = y, c = z;
+    x = m[0] * a + m[1] * b + m[2] * c;
+    y = m[3] * a + m[4] * b + m[5] * c;
+    z = m[6] * a + m[7] * b + m[8] * c;
+}
+
+struct TokenTurn {  // a token's own operators on one chunk, or their transposes
+    float frame[9];
+    float2 phasors[4];
+
+    __device__ __forceinline__ TokenTurn(const Chunk& chunk, const float* matrix, const float* native, bool transpose) {
+#pragma unroll
+        for (int i = 0; i < 9; ++i) {
+            const float identity = i % 4 == 0 ? 1.f : 0.f;
+            frame[i] = matrix && chunk.c < 6 ? __ldg(matrix + (transpose ? i % 3 * 3 + i / 3 : i)) : identity;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int pair = -1;
+            if (chunk.half) pair = chunk.c >= 6 ? 6 + 4 * (chunk.c - 6) + i : i == 3 ? chunk.c : -1;
+            else if (chunk.c == 7 && i >= 2) pair = 12 + i;
+            phasors[i] = pair < 0 ? make_float2(1.f, 0.f) : __ldg((const float2*)native + pair);
+            if (transpose) phasors[i].y = -phasors[i].y;
+        }
+    }
+    __device__ __forceinline__ void apply(float (&x)[8], const Chunk& chunk) const {
+        if (chunk.c >= 6) {
+#pragma unroll
+            for (int i = 0; i < 3; ++i) turn_pair(x[2 * i], x[2 * i + 1], phasors[i]);
+        } else if (chunk.half) {
+            turn_triplet(x[0], x[1], x[2], frame), turn_triplet(x[3], x[4], x[5], frame);
+        } else {
+            turn_triplet(x[0], x[2], x[4], frame), turn_triplet(x[1], x[3], x[5], frame);
+        }
+        turn_pair(x[6], x[7], phasors[3]);
+    }
+};
+
+// A thread per key, half and chunk; all heads. In half precision for attention, in the inputs' type for gradients.
+template <bool kBf16, bool kToHalf> __device__ void pack_keys(const PackParams& p) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const int key = index / 16, sample = blockIdx.y;
+    if (key >= p.padded_keys) return;
+    const Chunk chunk((index / 8) & 1, index & 7);
+    const bool padding = key >= p.keys;
+    const i64 row = sample * p.tables_per_sample * p.keys + (padding ? 0 : key);
+    const TokenTurn turn(chunk, chunk.half ? p.rotation + row * 9 : nullptr, p.native + row * 32, false);
+    for (int head = 0; head < p.heads; ++head) {
+        const i64 row_to = ((i64)(sample * p.heads + head) * 2 + chunk.half) * p.padded_keys + key;
+#pragma unroll
+        for (int operand = 0; operand < 2; ++operand) {
+            const Tokens& from = operand ? p.v : p.k;
+            float x[8] = {};
+            if (!padding) chunk.load<kBf16>(x, from.data + sample * from.batch + head * from.head + key * from.token);
+            turn.apply(x, chunk);
+            if (!chunk.half && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
+            u16* to = (operand ? p.packed_v : p.packed_k) + row_to * 64 + 8 * (chunk.c ^ (key & 7));
+            *(uint4*)to = kToHalf ? packed(x) : narrowed<kBf16>(x);
+        }
+    }
+}
+
+extern "C" {
+__global__ void __launch_bounds__(256) pack_keys_bf16(const __grid_constant__ PackParams p) {
+    pack_keys<true, true>(p);
+}
+__global__ void __launch_bounds__(256) pack_keys_fp16(const __grid_constant__ PackParams p) {
+    pack_keys<false, true>(p);
+}
+__global__ void __launch_bounds__(256) pack_keys_like_bf16(const __grid_constant__ PackParams p) {
+    pack_keys<true, false>(p);
+}
+__global__ void __launch_bounds__(256) pack_keys_like_fp16(const __grid_constant__ PackParams p) {
+    pack_keys<false, false>(p);
+}
+}

@@ -1,0 +1,255 @@
+// MeRoPE's attention: keys and values are turned into the query camera's view inside the loop.
+//
+// Two kernels. `pack_keys` applies what factors per token (rotation and native blocks) to keys and values once, in half
+// precision and in the order of hopper_channels.cuh. `attend` is flash attention over tiles of 128 queries of one
+// camera and 128 keys, by four warpgroups of 128 threads:
+//   0, 1  64 queries each: scores, softmax and weighted values (wgmma), taking turns on the tensor cores;
+//   2     turns the 60 channels that depend on the query's camera, in place in shared memory, one key a thread;
+//   3     one thread of it copies packed tiles to shared memory.
+// Half precision inside, whatever the input's type: 11 bits where bfloat16 has 8, and packed arithmetic that makes a
+// turned key cost 60 instructions. Numbers beyond ±16384 saturate. Sums are float32 throughout.
+
+// ---- softmax attention of 64 queries -------------------------------------------------------------------------------
+// A thread holds two of its warp's 16 rows, lane / 4 + 8r: element 4i + 2r + j is column 8i + 2 (lane % 4) + j. The
+// quad of lanes with the same lane / 4 holds a row between them.
+
+struct Softmax {
+    float maximum[2], sum[2], rescale[2];
+
+    template <bool kFirst> __device__ __forceinline__ void weigh(float (&s)[64], float scale_log2) {
+        float high[2][2], sums[2][2] = {};
+#pragma unroll
+        for (int r = 0; r < 2; ++r) high[r][0] = kFirst ? s[2 * r] : maximum[r], high[r][1] = s[2 * r + 1];
+#pragma unroll
+        for (int i = 0; i < 64; ++i) high[i / 2 % 2][i % 2] = fmaxf(high[i / 2 % 2][i % 2], s[i]);
+        float shift[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float m = fmaxf(high[r][0], high[r][1]);
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+            rescale[r] = kFirst ? 0.f : exp2_fast((maximum[r] - m) * scale_log2);
+            maximum[r] = m;
+            shift[r] = kWeightShift - m * scale_log2;
+        }
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, shift[i / 2 % 2]));
+            sums[i / 2 % 2][i % 2] += s[i];
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum[r] = (kFirst ? 0.f : sum[r] * rescale[r]) + (sums[r][0] + sums[r][1]);
+    }
+    __device__ __forceinline__ void rescale_output(float (&out)[64]) const {
+        if (!__any_sync(~0u, rescale[0] != 1.f || rescale[1] != 1.f)) return;
+#pragma unroll
+        for (int i = 0; i < 64; ++i) out[i] *= rescale[i / 2 % 2];
+    }
+    __device__ __forceinline__ void add_quad() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+            sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        }
+    }
+};
+__device__ __forceinline__ void mask_keys(float (&s)[64], int left, int lane) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i)
+        if (8 * (i / 4) + 2 * (lane & 3) + i % 2 >= left) s[i] = -infinity();
+}
+__device__ __forceinline__ void to_weights(u32 (&weights)[32], const float (&s)[64]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) weights[i] = narrow_pair<false>(s[2 * i], s[2 * i + 1]);
+}
+
+struct Share {  // 64 of a tile's queries, for one warpgroup
+    int group, thread, lane, first, rows;
+    __device__ __forceinline__ Share(const Tile& tile, int group, int thread) : group(group), thread(thread) {
+        lane = thread & 31;
+        first = tile.first + 64 * group;
+        rows = min(64, tile.rows - 64 * group);
+    }
+    __device__ __forceinline__ int row_of_quad(int r) const { return thread / 32 * 16 + lane / 4 + 8 * r; }
+    __device__ __forceinline__ int token(int row) const { return first + min(row, rows - 1); }  // the last repeats
+    __device__ __forceinline__ void sync() const { named_sync<128>(3 + group); }
+};
+
+// Eight times: 16 bytes of the warpgroup's 64 rows of 256 bytes, neighbours by neighbouring threads.
+__device__ __forceinline__ int copied_row(int i, int thread) { return 8 * i + thread / 16; }
+
+template <bool kBf16>
+__device__ __forceinline__ void load_queries(
+    const AttendParams& p, const Tile& tile, const Share& share, char* shared
+) {
+    const u16* head = p.q.data + tile.sample * p.q.batch + tile.head * p.q.head;
+    const int own_column = share.thread % 16;
+    uint4 words[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        words[i] = __ldg((const uint4*)(head + share.token(copied_row(i, share.thread)) * p.q.token) + own_column);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) *((uint4*)(shared + copied_row(i, share.thread) * 256) + own_column) = words[i];
+    share.sync();
+    const Chunk chunk(share.thread / 8 & 1, share.thread & 7);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = copied_row(i, share.thread);
+        const i64 at = tile.tables * p.queries + share.token(row);
+        const TokenTurn turn(chunk, (chunk.half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, true);
+        float x[8];
+        chunk.load<kBf16>(x, (const u16*)(shared + row * 256));
+        turn.apply(x, chunk);
+        words[i] = packed(x);
+    }
+    share.sync();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = copied_row(i, share.thread);
+        *(uint4*)(shared + chunk.half * (kQueryBytes / 2) + row * 128 + ((chunk.c ^ (row & 7)) << 4)) = words[i];
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void store_output(
+    const AttendParams& p, const Tile& tile, const Share& share, const float (&out)[64], const Softmax& softmax,
+    char* own
+) {
+    const float factor[2] = {1.f / softmax.sum[0], 1.f / softmax.sum[1]};
+    float* staged = (float*)own;  // over the queries: [64 rows, 64 channels] of a half, chunk c of row r at c ^ (r & 7)
+    uint4 words[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        share.sync();
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int r = i % 2, row = share.row_of_quad(r), at = 32 * half + 2 * i;
+            *(float2*)(staged + row * 64 + 8 * (i / 2 ^ row & 7) + 2 * (share.lane & 3)) =
+                make_float2(out[at] * factor[r], out[at + 1] * factor[r]);
+        }
+        share.sync();
+        const Chunk chunk(half, share.thread & 7);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = 16 * i + share.thread / 8, from = row * 64 + 8 * (chunk.c ^ row & 7);
+            const i64 at = tile.tables * p.queries + share.token(row);
+            const TokenTurn turn(chunk, (half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, false);
+            float x[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) x[j] = staged[from + j];
+            turn.apply(x, chunk);
+            words[half][i] = narrowed<kBf16>(x);
+        }
+    }
+    share.sync();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const Chunk chunk(half, share.thread & 7);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) chunk.scatter((u16*)(own + (16 * i + share.thread / 8) * 256), words[half][i]);
+    }
+    share.sync();
+    u16* head = p.out.data + tile.sample * p.out.batch + tile.head * p.out.head;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = copied_row(i, share.thread);
+        if (row < share.rows)
+            *((uint4*)(head + (share.first + row) * p.out.token) + share.thread % 16) =
+                *((const uint4*)(own + row * 256) + share.thread % 16);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = share.row_of_quad(r);
+        if (share.lane % 4 == 0 && row < share.rows)
+            p.lse[(i64)(tile.sample * p.heads + tile.head) * p.queries + share.first + row] =
+                softmax.maximum[r] * p.scale + __logf(softmax.sum[r]) - kWeightShift / kLog2E;
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void attend_queries(
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const Share& share, char* shared, int tiles
+) {
+    const bool paired = tile.rows > 64;  // both warpgroups have queries
+    const float scale_log2 = p.scale * kLog2E;
+    char* own = shared + share.group * kQueryBytes;
+    const u32 queries = shared_address(own);
+    load_queries<kBf16>(p, tile, share, own);
+    fence_async_proxy();
+    share.sync();
+    auto ready = [&](int operand, int t) { barrier_wait(pipeline.turned(operand, t), parity(t)); };
+    auto release = [&](int operand, int t) {
+        if (share.lane == 0) barrier_arrive(pipeline.used(operand, t));
+    };
+    float s[64], out[64] = {};
+    u32 weights[32];
+    Softmax softmax;
+    if (paired && share.group == 1) named_arrive<256>(1);  // warpgroup 0 goes first
+    ready(0, 0);
+    wgmma_fence();
+    issue_scores(s, queries, pipeline.tile(0, 0));
+    wgmma_wait<0>();
+    pin(s);
+    release(0, 0);
+    if (tiles == 1) mask_keys(s, p.keys, share.lane);
+    softmax.weigh<true>(s, scale_log2);
+    to_weights(weights, s);
+#pragma unroll 1
+    for (int t = 1; t < tiles; ++t) {
+        ready(0, t);
+        if (paired) named_sync<256>(1 + share.group);
+        pin(s), pin(out), pin(weights);
+        wgmma_fence();
+        issue_scores(s, queries, pipeline.tile(0, t));
+        ready(1, t - 1);
+        wgmma_fence();
+        issue_values(out, weights, pipeline.tile(1, t - 1));
+        if (paired && !(share.group == 1 && t == tiles - 1)) named_arrive<256>(2 - share.group);
+        wgmma_wait<1>();
+        pin(s);
+        release(0, t);
+        if (t == tiles - 1) mask_keys(s, p.keys - t * kKeys, share.lane);
+        softmax.weigh<false>(s, scale_log2);
+        wgmma_wait<0>();
+        release(1, t - 1);
+        pin(out);
+        softmax.rescale_output(out);
+        to_weights(weights, s);
+    }
+    ready(1, tiles - 1);
+    pin(out), pin(weights);
+    wgmma_fence();
+    issue_values(out, weights, pipeline.tile(1, tiles - 1));
+    softmax.add_quad();
+    wgmma_wait<0>();
+    pin(out);
+    store_output<kBf16>(p, tile, share, out, softmax, own);
+}
+
+template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams& p) {
+    extern __shared__ char dynamic[];
+    char* shared = dynamic + (0u - shared_address(dynamic) & 1023u);
+    const Tile tile(p);
+    const int tiles = (p.keys + kKeys - 1) / kKeys;
+    const Pipeline pipeline{shared_address(shared), shared_address(shared) + kBarrierOffset};
+    if (threadIdx.x == 0) pipeline.init(tile.rows > 64 ? 8 : 4);
+    __syncthreads();
+    // Shuffled, so that the compiler knows it to be the same for a whole warp.
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
+    if (group == 3) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (thread == 0) copy_tiles(p, tile, pipeline, tiles);
+    } else if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        turn_tiles(p, tile, pipeline, shared, tiles, thread);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        const Share share(tile, group, thread);
+        if (share.rows > 0) attend_queries<kBf16>(p, tile, pipeline, share, shared, tiles);
+    }
+}
+
+extern "C" {
+__global__ void __launch_bounds__(512, 1) attend_bf16(const __grid_constant__ AttendParams p) { attend<true>(p); }
+__global__ void __launch_bounds__(512, 1) attend_fp16(const __grid_constant__ AttendParams p) { attend<false>(p); }
+}

@@ -1,0 +1,120 @@
+// What the Hopper kernels ask of the machine: conversions, barriers, bulk copies, tensor cores (sm_90a).
+// No headers: hopper.py compiles these files as one, at run time, with NVRTC.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// ---- numbers -------------------------------------------------------------------------------------------------------
+
+template <bool kBf16> __device__ __forceinline__ float widen(u16 x) {
+    if (kBf16) return __uint_as_float((u32)x << 16);
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x));
+    return wide;
+}
+template <bool kBf16> __device__ __forceinline__ u32 narrow_pair(float low, float high) {
+    u32 pair;
+    if (kBf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ u32 low_twice(u32 pair) {
+    u32 twice;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(twice) : "r"(pair));
+    return twice;
+}
+__device__ __forceinline__ u32 high_twice(u32 pair) {
+    u32 twice;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(twice) : "r"(pair));
+    return twice;
+}
+__device__ __forceinline__ u32 mul2(u32 a, u32 b) {
+    u32 product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
+    u32 sum;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+}
+__device__ __forceinline__ u32 negate2(u32 a) {
+    u32 negated;
+    asm("neg.f16x2 %0, %1;" : "=r"(negated) : "r"(a));
+    return negated;
+}
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float exp2_fast(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// ---- barriers and copies -------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+// Ordinary stores to shared memory become visible to the tensor cores and the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+template <int kThreads> __device__ __forceinline__ void named_sync(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kThreads> __device__ __forceinline__ void named_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
+// ---- tensor cores --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kPending> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from moving work on registers across the asynchronous instructions that own them.
+template <int n> __device__ __forceinline__ void pin(float (&x)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+template <int n> __device__ __forceinline__ void pin(u32 (&x)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) asm volatile("" : "+r"(x[i])::"memory");
+}
+// 128-byte swizzle; `halves`: bytes between the halves of a head where channels are not the summed dimension
+__device__ __forceinline__ u64 descriptor(u32 address, u32 halves = 16) {
+    constexpr u32 kEightRows = 1024;
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(halves >> 4) << 16 | (u64)(kEightRows >> 4) << 32 | 1ull << 62;
+}
+#define REFS4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define REFS16(d, i) REFS4(d, i), REFS4(d, i + 4), REFS4(d, i + 8), REFS4(d, i + 12)
+#define REFS32(d) REFS16(d, 0), REFS16(d, 16)
+#define REFS64(d) REFS16(d, 0), REFS16(d, 16), REFS16(d, 32), REFS16(d, 48)
+#define LIST32                                                                                                       \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"    \
+    "%29,%30,%31}, "
+#define LIST64                                                                                                       \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"    \
+    "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"   \
+    "%56,%57,%58,%59,%60,%61,%62,%63}, "
+#define WGMMA_64x64(TYPE) "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " LIST32
+#define WGMMA_64x128(TYPE) "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " LIST64

@@ -1,0 +1,162 @@
+"""The Hopper kernels as compiled code: built at the first call by NVRTC, launched through the CUDA driver.
+
+The structures mirror those of hopper_*.cu and hopper_*.cuh.
+"""
+
+import ctypes
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+
+SOURCES = (
+    "hopper_instructions.cuh",
+    "hopper_channels.cuh",
+    "hopper_tiles.cuh",
+    "hopper_forward.cu",
+    "hopper_grad_rows.cu",
+    "hopper_backward.cu",
+)
+"""In the order in which they are compiled as one text."""
+
+
+class Tokens(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "token"))]
+
+
+class PackParams(ctypes.Structure):
+    _fields_ = [
+        *((name, Tokens) for name in ("k", "v")),
+        *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "rotation", "native")),
+        ("tables_per_sample", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("heads", "keys", "padded_keys")),
+    ]
+
+
+class AttendParams(ctypes.Structure):
+    _fields_ = [
+        *((name, Tokens) for name in ("q", "out")),
+        *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "lse", "disparity", "rotation", "native")),
+        *((name, ctypes.c_void_p) for name in ("half_vectors", "phasors", "key_camera")),
+        ("tables_per_sample", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("batch", "heads", "cameras", "tokens_per_camera", "queries", "keys")),
+        *((name, ctypes.c_int) for name in ("padded_keys", "key_cameras")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class PackQueryParams(ctypes.Structure):
+    _fields_ = [
+        *((name, Tokens) for name in ("q", "out", "grad")),
+        *((name, ctypes.c_void_p) for name in ("lse", "disparity", "rotation", "native", "packed_q", "packed_grad")),
+        ("rows", ctypes.c_void_p),
+        ("tables_per_sample", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("heads", "cameras", "tokens_per_camera", "padded_rows", "queries")),
+    ]
+
+
+class GradParams(ctypes.Structure):
+    _fields_ = [
+        *((name, Tokens) for name in ("grad_k", "grad_v")),
+        *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "packed_q", "packed_grad", "rows", "sums")),
+        *((name, ctypes.c_void_p) for name in ("rotation", "native", "half_vectors", "phasors", "key_camera")),
+        ("tables_per_sample", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("heads", "cameras", "padded_rows", "keys", "padded_keys", "key_cameras")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class FinishParams(ctypes.Structure):
+    _fields_ = [
+        ("grad_q", Tokens),
+        *((name, ctypes.c_void_p) for name in ("sums", "disparity", "rotation", "native")),
+        ("tables_per_sample", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("heads", "cameras", "tokens_per_camera", "padded_rows", "queries")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+def tokens(x: Tensor) -> Tokens:
+    """Where the tokens of [B, H, N, 128] lie."""
+    return Tokens(x.data_ptr(), *x.stride()[:3])
+
+
+class Module:
+    """The compiled kernels on one device, launched through the driver on PyTorch's current stream."""
+
+    def __init__(self, cubin: bytes) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._handle = ctypes.c_void_p()
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        _check("loading the kernels", self._driver.cuModuleLoadData(ctypes.byref(self._handle), cubin))
+
+    def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, params: ctypes.Structure) -> None:
+        if name not in self._functions:
+            self._functions[name] = self._function(name, shared)
+        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(params), ctypes.c_void_p))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        shape = (*grid, 1, threads, 1, 1, shared)
+        _check(name, self._driver.cuLaunchKernel(self._functions[name], *shape, stream, arguments, None))
+
+    def _function(self, name: str, shared: int) -> ctypes.c_void_p:
+        function, most_shared = ctypes.c_void_p(), 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check(name, self._driver.cuModuleGetFunction(ctypes.byref(function), self._handle, name.encode()))
+        _check(name, self._driver.cuFuncSetAttribute(function, most_shared, shared))
+        return function
+
+
+@lru_cache
+def module(_device_index: int) -> Module:
+    """The kernels on the current device."""
+    return Module(_cubin())
+
+
+def kernel_source() -> str:
+    """All kernels as one text."""
+    return "\n".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
+
+
+@lru_cache
+def _cubin() -> bytes:
+    """The kernels compiled for sm_90a."""
+    nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    source = kernel_source().encode()
+    options = (ctypes.c_char_p * 2)(b"--gpu-architecture=sm_90a", b"--std=c++17")
+    _check("NVRTC", nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"hopper", 0, None, None))
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if failed:
+        log = _bytes_of(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, size).decode()
+        raise RuntimeError(f"NVRTC could not compile the kernels for sm_90a (it needs CUDA 12 or newer): {log}")
+    return _bytes_of(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, size)
+
+
+def _bytes_of(
+    program: ctypes.c_void_p, get_size: Callable[..., int], get: Callable[..., int], size: ctypes.c_size_t
+) -> bytes:
+    _check("NVRTC", get_size(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check("NVRTC", get(program, buffer))
+    return buffer.raw
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """NVRTC of PyTorch's CUDA version: on the loader's path, or in the packages beside PyTorch."""
+    name = f"libnvrtc.so.{(torch.version.cuda or '').split('.')[0]}"
+    beside = (Path(torch.__file__).parents[1] / "nvidia").glob(f"*/lib/{name}")
+    with suppress(OSError):
+        return ctypes.CDLL(name)
+    for path in beside:
+        for part in path.parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(part))  # NVRTC opens it by name, which finds what is already loaded
+        return ctypes.CDLL(str(path))
+    raise invalid("backend", "one that this machine can build", "fused", f"install NVRTC ({name} was not found)")
+
+
+def _check(what: str, code: int) -> None:
+    if code:
+        raise RuntimeError(f"{what}: CUDA error {code}")

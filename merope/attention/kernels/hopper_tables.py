@@ -1,0 +1,131 @@
+"""A plan's tables as the Hopper kernels read them, and which plans fit."""
+
+import math
+from dataclasses import dataclass, fields
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from merope.attention.operators import Operator
+from merope.attention.plan import AttentionPlan, Block
+
+TILE = 128
+"""Keys of one tile; keys are padded to a multiple."""
+BLOCKS = {"disparity": (0, 36), "rotation": (36, 72), "translation": (72, 96), "native": (96, 128)}
+"""Channels of the one head that the kernels are written for: the paper's 128."""
+ANCHORS, TRANSLATION_PAIRS, NATIVE_PAIRS = 6, 12, 16
+
+
+@dataclass(frozen=True, eq=False)
+class HopperTables:
+    """A plan's tables as the kernels read them. T is 1, or the batch of the plan."""
+
+    query_disparity: Tensor  # float32 [T, Nq, 9]
+    query_rotation: Tensor  # float32 [T, Nq, 9]
+    query_native: Tensor  # float32 [T, Nq, 16, 2]
+    key_rotation: Tensor  # float32 [T, Nk, 9]
+    key_native: Tensor  # float32 [T, Nk, 16, 2]
+    half_vectors: Tensor  # float16 [T, Vq, key tiles, 9, 128, 2]: √2·m of six anchors, 18 numbers per key, in pairs
+    phasors: Tensor  # float16 [T, Vq, rows, 6, 2, 2]: pairs of translation two by two, cosines then sines
+    key_camera: Tensor  # int32 [padded keys], row of `phasors`
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+_TABLES: WeakKeyDictionary[AttentionPlan, HopperTables] = WeakKeyDictionary()
+_MINROT: WeakKeyDictionary[Operator, bool] = WeakKeyDictionary()
+
+
+def why_not_plan(plan: AttentionPlan) -> str | None:
+    """Why a plan does not fit the kernels, whatever the device; None when it does."""
+    if plan.head_dim != 128 or any(BLOCKS.get(block.name) != (block.start, block.stop) for block in plan.blocks):
+        return "they are written for MeRoPE with heads of 128 and the paper's partition"
+    if not plan.transform_values:
+        return "they turn values as well as keys"
+    if plan.has_cameraless_keys or plan.cameraless_queries.numel():
+        return "they need a camera for every token"
+    if any(operator.table.shape[1] > 1 for block in plan.blocks for operator in block.operators):
+        return "they share tables between heads"
+    disparity = _block(plan, "disparity")
+    if disparity is None:
+        return None
+    if disparity.key.form != "quaternion" or disparity.key.table.shape[4] != ANCHORS:
+        return f"they carry {ANCHORS} disparity anchors"
+    return None if _is_minrot(disparity.key) else 'they hold anchors as MinRot (anchor_frame="minrot")'
+
+
+def hopper_tables(plan: AttentionPlan) -> HopperTables:
+    """The tables of a plan, made once and shared by all layers and steps."""
+    if plan not in _TABLES:
+        _TABLES[plan] = make_tables(plan)
+    return _TABLES[plan]
+
+
+def make_tables(plan: AttentionPlan) -> HopperTables:
+    """Lay out a plan's operators for the kernels; blocks that are off become the identity."""
+    samples = plan.batch
+    padding = -plan.key_tokens % TILE
+    rotation, native = _block(plan, "rotation"), _block(plan, "native")
+    disparity, translation = _block(plan, "disparity"), _block(plan, "translation")
+
+    def per_token(operator: Operator | None, identity: Tensor, tokens: int) -> Tensor:  # [T, tokens, *identity]
+        if operator is None:
+            return identity.to(plan.device).expand(samples, tokens, *identity.shape).contiguous()
+        table = operator.table.float().reshape(-1, tokens, *identity.shape)
+        return table.expand(samples, *table.shape[1:]).contiguous()
+
+    frame, unturned = torch.eye(3).flatten(), torch.tensor([1.0, 0.0]).expand(NATIVE_PAIRS, 2)
+    return HopperTables(
+        query_disparity=per_token(disparity.query if disparity else None, frame, plan.query_tokens),
+        query_rotation=per_token(rotation.query if rotation else None, frame, plan.query_tokens),
+        query_native=per_token(native.query if native else None, unturned, plan.query_tokens),
+        key_rotation=per_token(rotation.key if rotation else None, frame, plan.key_tokens),
+        key_native=per_token(native.key if native else None, unturned, plan.key_tokens),
+        half_vectors=_half_vectors(plan, disparity, samples, padding),
+        phasors=_phasors(plan, translation, samples),
+        key_camera=_key_camera(plan, translation, padding),
+    )
+
+
+def _half_vectors(plan: AttentionPlan, block: Block | None, samples: int, padding: int) -> Tensor:
+    """MinRot(u) = (2mmᵀ − I)·diag(−1, −1, 1): its quaternion (w, x, y, 0) holds m = (y, −x, w)."""
+    tiles = (plan.key_tokens + padding) // TILE
+    out = torch.empty(samples, plan.query_cameras, tiles, 9, TILE, 2, dtype=torch.float16, device=plan.device)
+    for camera in range(plan.query_cameras):  # one at a time, to hold little beside the result
+        if block is None:
+            m = torch.tensor([0.0, 0.0, 1.0], device=plan.device).expand(samples, plan.key_tokens, ANCHORS, 3)
+        else:
+            w, x, y, _ = block.key.table[:, 0, min(camera, block.key.groups - 1)].detach().float().unbind(-1)
+            m = torch.stack((y, -x, w), dim=-1)
+        numbers = pad((math.sqrt(2) * m).flatten(-2), (0, 0, 0, padding))  # [T, padded keys, 18]
+        out[:, camera] = numbers.unflatten(2, (9, 2)).unflatten(1, (tiles, TILE)).transpose(2, 3)
+    return out
+
+
+def _phasors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:
+    if block is None:
+        table = torch.tensor([1.0, 0.0], device=plan.device).expand(1, plan.query_cameras, 1, TRANSLATION_PAIRS, 2)
+    else:
+        table = block.key.table[:, 0].detach()
+    two_by_two = table.unflatten(-2, (-1, 2)).transpose(-1, -2).half()
+    return two_by_two.expand(samples, plan.query_cameras, *two_by_two.shape[2:]).contiguous()
+
+
+def _key_camera(plan: AttentionPlan, block: Block | None, padding: int) -> Tensor:  # int32 [padded keys]
+    if block is None or block.key.rows is None:
+        return torch.zeros(plan.key_tokens + padding, dtype=torch.int32, device=plan.device)
+    return pad(block.key.rows, (0, padding)).int()
+
+
+def _block(plan: AttentionPlan, name: str) -> Block | None:
+    return next((block for block in plan.blocks if block.name == name), None)
+
+
+def _is_minrot(operator: Operator) -> bool:
+    """Whether no quaternion turns about the optical axis. Read off the device once per operator."""
+    if operator not in _MINROT:
+        _MINROT[operator] = not bool(operator.table[..., 3].any())
+    return _MINROT[operator]

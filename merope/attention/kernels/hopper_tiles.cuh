@@ -1,0 +1,192 @@
+// Tiles of packed keys and values on their way through shared memory: copied, turned into the query camera's view, used.
+
+constexpr int kRows = 128;   // queries of a tile, all of one camera
+constexpr int kStages = 3;   // tiles in flight: being copied, turned, used
+constexpr u32 kQueryBytes = 64 * 256;  // of one warpgroup
+constexpr u32 kKeyOffset = 2 * kQueryBytes;
+constexpr u32 kValueOffset = kKeyOffset + kStages * kTileBytes;
+constexpr u32 kBarrierOffset = kValueOffset + kStages * kTileBytes;
+constexpr float kWeightShift = 8.f;  // weights are 2^8 e^(s - max): half precision then reaches 2^-32 of the largest
+
+struct AttendParams {
+    Tokens q, out;
+    const u16* packed_k;
+    const u16* packed_v;
+    float* lse;                // [batch, heads, queries], natural logarithm
+    const float* disparity;    // [tables, queries, 9]
+    const float* rotation;     // [tables, queries, 9]
+    const float* native;       // [tables, queries, 16, 2]
+    const u32* half_vectors;   // half pairs [tables, cameras, padded keys / 128, 9, 128]: sqrt(2) m of six anchors
+    const uint4* phasors;      // half pairs [tables, cameras, key cameras, 6, 2]: cosines, then sines of two pairs
+    const int* key_camera;     // [padded keys]
+    i64 tables_per_sample;
+    int batch, heads, cameras, tokens_per_camera, queries, keys, padded_keys, key_cameras;
+    float scale;
+};
+
+// Per stage of keys (operand 0) and of values (1): copied, then turned, then used.
+struct Pipeline {
+    u32 base, barriers;  // shared memory addresses
+
+    __device__ __forceinline__ u32 tile(int operand, int t) const {
+        return base + (operand ? kValueOffset : kKeyOffset) + t % kStages * kTileBytes;
+    }
+    __device__ __forceinline__ u32 barrier(int operand, int kind, int t) const {
+        return barriers + 8 * ((operand * 3 + kind) * kStages + t % kStages);
+    }
+    __device__ __forceinline__ u32 copied(int operand, int t) const { return barrier(operand, 0, t); }
+    __device__ __forceinline__ u32 turned(int operand, int t) const { return barrier(operand, 1, t); }
+    __device__ __forceinline__ u32 used(int operand, int t) const { return barrier(operand, 2, t); }
+    __device__ __forceinline__ void init(int computing_warps) const {
+        for (int operand = 0; operand < 2; ++operand)
+            for (int stage = 0; stage < kStages; ++stage) {
+                barrier_init(copied(operand, stage), 1);
+                barrier_init(turned(operand, stage), 4);
+                barrier_init(used(operand, stage), computing_warps);
+            }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+};
+__device__ __forceinline__ u32 parity(int t) { return t / kStages & 1; }
+
+// ---- tensor cores --------------------------------------------------------------------------------------------------
+// scores[64 queries, 128 keys] = queries keys^T; both in shared memory
+__device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, u32 keys) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // 16 channels at a time
+        const u64 a = descriptor(queries + i / 4 * (kQueryBytes / 2) + i % 4 * 32);
+        const u64 b = descriptor(keys + i / 4 * kHalfBytes + i % 4 * 32);
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128("f16")
+                     "%64, %65, add, 1, 1, 0, 0;\n}" : REFS64(scores) : "l"(a), "l"(b), "r"((int)(i > 0)));
+    }
+    wgmma_commit();
+}
+// out[64 queries, 128 channels] += weights values; weights in registers
+__device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weights)[32], u32 values) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // 16 keys at a time
+        const u32* w = weights + 4 * i;
+        const u64 b = descriptor(values + i * 2048, kHalfBytes);
+        asm volatile(WGMMA_64x128("f16") "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                     : REFS64(out) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
+    }
+    wgmma_commit();
+}
+
+// ---- keys and values in the view of the query's camera -------------------------------------------------------------
+
+struct KeyTurn {  // one key's operators
+    u32 half_vectors[9], phasors[12];
+};
+
+// MinRot is two half-turns, A(u) = (2 m m^T - I) diag(-1, -1, 1), m the half-vector of the optical axis and u. With z
+// negated beforehand (y = (x, y, -z)) it is y - n (n . y), n = sqrt(2) m. Two triplets at a time.
+__device__ __forceinline__ void reflect(u32& x, u32& y, u32& z, u32 nx, u32 ny, u32 nz) {
+    const u32 dot = negate2(fma2(nz, z, fma2(ny, y, mul2(nx, x))));
+    x = fma2(dot, nx, x), y = fma2(dot, ny, y), z = fma2(dot, nz, z);
+}
+__device__ __forceinline__ void turn_pairs(u32& x, u32& y, u32 cosines, u32 sines) {
+    const u32 turned = fma2(cosines, x, negate2(mul2(sines, y)));
+    y = fma2(sines, x, mul2(cosines, y));
+    x = turned;
+}
+__device__ __forceinline__ void turn_key(char* tile, int row, const KeyTurn& turn) {
+    char* at = tile + row * 128;
+    const int swizzle = (row & 7) << 4;
+#pragma unroll
+    for (int first = 0; first < 8; first += 4) {  // by halves: a whole row would not fit the registers
+        uint4 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = *(const uint4*)(at + ((first + i) << 4 ^ swizzle));
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const int c = first + i;
+            uint4 &a = w[i], &b = w[i + 1];
+            if (c < 6) {
+                const u32* n = turn.half_vectors + 3 * (c / 2);
+                reflect(a.x, a.y, a.z, low_twice(n[0]), high_twice(n[0]), low_twice(n[1]));
+                reflect(b.x, b.y, b.z, high_twice(n[1]), low_twice(n[2]), high_twice(n[2]));
+                turn_pairs(a.w, b.w, turn.phasors[c], turn.phasors[c + 1]);
+            } else {
+                turn_pairs(a.x, a.y, turn.phasors[6], turn.phasors[7]);
+                turn_pairs(a.z, a.w, turn.phasors[8], turn.phasors[9]);
+                turn_pairs(b.x, b.y, turn.phasors[10], turn.phasors[11]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) *(uint4*)(at + ((first + i) << 4 ^ swizzle)) = w[i];
+    }
+}
+
+struct Tile {  // queries of one camera
+    int sample, head, camera, first, rows;
+    i64 tables;
+    __device__ __forceinline__ explicit Tile(const AttendParams& p) {
+        const int full = p.tokens_per_camera / kRows;
+        const int full_tiles = p.batch * p.heads * p.cameras * full, index = blockIdx.x;
+        const bool rest = index >= full_tiles;  // a camera's last, smaller tile: scheduled after all others
+        const int tile = rest ? full : index % full, group = rest ? index - full_tiles : index / full;
+        camera = group % p.cameras;
+        head = group / p.cameras % p.heads;
+        sample = group / p.cameras / p.heads;
+        first = camera * p.tokens_per_camera + tile * kRows;
+        rows = min(kRows, p.tokens_per_camera - tile * kRows);
+        tables = sample * p.tables_per_sample;
+    }
+};
+
+__device__ __forceinline__ void copy_tiles(
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, int tiles
+) {
+    const i64 half = (i64)p.padded_keys * 64, start = (i64)(tile.sample * p.heads + tile.head) * 2 * half;
+    for (int t = 0; t < tiles; ++t)
+        for (int operand = 0; operand < 2; ++operand) {
+            const u32 copied = pipeline.copied(operand, t), to = pipeline.tile(operand, t);
+            if (t >= kStages) barrier_wait(pipeline.used(operand, t), parity(t - kStages));
+            barrier_expect(copied, kTileBytes);
+            const u16* from = (operand ? p.packed_v : p.packed_k) + start + (i64)t * kKeys * 64;
+            copy_bulk(to, from, kHalfBytes, copied);
+            copy_bulk(to + kHalfBytes, from + half, kHalfBytes, copied);
+        }
+}
+
+__device__ __forceinline__ void turn_tiles(
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, char* shared, int tiles, int thread
+) {
+    const i64 camera = tile.tables * p.cameras + tile.camera;
+    const u32* half_vectors = p.half_vectors + camera * 9 * p.padded_keys + thread;
+    const uint4* phasors = p.phasors + camera * p.key_cameras * 3;
+    const int* key_camera = p.key_camera + thread;
+    KeyTurn turn;
+    int camera_now = -1, camera_next = __ldg(key_camera);
+    auto load_half_vectors = [&] {
+#pragma unroll
+        for (int i = 0; i < 9; ++i) turn.half_vectors[i] = __ldg(half_vectors + i * kKeys);
+    };
+    load_half_vectors();
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+        if (camera_next != camera_now) {
+            camera_now = camera_next;
+#pragma unroll
+            for (int i = 0; i < 3; ++i) {
+                const uint4 w = __ldg(phasors + 3 * camera_now + i);
+                u32* to = turn.phasors + 4 * i;
+                to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
+            }
+        }
+#pragma unroll 1
+        for (int operand = 0; operand < 2; ++operand) {
+            barrier_wait(pipeline.copied(operand, t), parity(t));
+            turn_key(shared + (pipeline.tile(operand, t) - pipeline.base), thread, turn);
+            fence_async_proxy();  // waits for loads, too: none may be under way here
+            __syncwarp();
+            if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
+        }
+        if (t + 1 < tiles) {
+            half_vectors += 9 * kKeys, key_camera += kKeys;
+            load_half_vectors();
+            camera_next = __ldg(key_camera);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+"""What the fused backend makes of a plan: channel maps and their tables, once per plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Self, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from merope.attention.kernels.channel_maps import (
+    ChannelMap,
+    Gate,
+    SideLayout,
+    SideTables,
+    Term,
+    identity_terms,
+    operator_terms,
+    second_copies,
+)
+from merope.attention.kernels.support import carried_width
+from merope.attention.plan import AttentionPlan, Block
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPlan:
+    """Attention under a plan as maps between the channels of a head (d) and the channels carried through softmax (W).
+
+    Queries go through `turn` (Oᵀ), keys through `key` (K), values through `value` (K, or the identity), the result
+    through `back` (O, or the identity); _t are transposes for gradients. W is d, plus a second copy of
+    the camera channels where some keys have no camera (see `merope.attention.sdpa`), rounded up for the kernels.
+    """
+
+    groups: int  # query cameras for which keys differ
+    tokens_per_group: int
+    turn: ChannelMap
+    turn_t: ChannelMap
+    key: ChannelMap
+    value: ChannelMap
+    back: ChannelMap
+    back_t: ChannelMap
+    query_tables: SideTables
+    key_tables: SideTables
+
+    @property
+    def width(self) -> int:
+        """Channels carried through softmax."""
+        return self.turn.width
+
+    @property
+    def queries(self) -> int:
+        """Query tokens that belong to a group; tokens after them have no camera."""
+        return self.groups * self.tokens_per_group
+
+    def pack(self) -> tuple[list[Tensor], list[int]]:
+        """Tensors and numbers, for operators that torch.compile sees."""
+        tensors, numbers = [], [self.groups, self.tokens_per_group]
+        for part in self._parts():
+            for field in fields(part):
+                value = getattr(part, field.name)
+                tensors += [value] if isinstance(value, Tensor) else []
+                numbers += [] if isinstance(value, Tensor) else [int(value)]
+        return tensors, numbers
+
+    @classmethod
+    def unpack(cls, tensors: list[Tensor], numbers: list[int]) -> Self:
+        """The reverse of `pack`."""
+        tensor, number = iter(tensors), iter(numbers)
+        groups, tokens_per_group = next(number), next(number)
+
+        def channel_map() -> ChannelMap:
+            width, gated, grouped, per_head = (next(number) for _ in range(4))
+            index, weight, inverse, strides = (next(tensor) for _ in range(4))
+            return ChannelMap(width, index, weight, inverse, strides, bool(gated), bool(grouped), bool(per_head))
+
+        def side() -> SideTables:
+            return SideTables(next(tensor), next(tensor), next(tensor), next(tensor))
+
+        turn, turn_t, key, value, back, back_t = (channel_map() for _ in range(6))
+        return cls(groups, tokens_per_group, turn, turn_t, key, value, back, back_t, side(), side())
+
+    def _parts(self) -> tuple[ChannelMap | SideTables, ...]:
+        maps = (self.turn, self.turn_t, self.key, self.value, self.back, self.back_t)
+        return (*maps, self.query_tables, self.key_tables)
+
+
+def prepared(plan: AttentionPlan, dtype: torch.dtype) -> PreparedPlan:
+    """The maps of a plan for inputs of a dtype, made at the first call; all layers and steps share them."""
+    name = "_fused_half" if grouped_dtype(plan, dtype) == torch.float16 else "_fused_single"
+    return kept(plan, name, lambda: prepare(plan, grouped_dtype(plan, dtype)))
+
+
+def prepared_cameraless(plan: AttentionPlan, dtype: torch.dtype) -> PreparedPlan:
+    """The maps of `plan.cameraless_queries`: only blocks that are not about cameras act on them."""
+    return prepared(kept(plan, "_fused_cameraless", lambda: cameraless_plan(plan)), dtype)
+
+
+def kept(plan: AttentionPlan, name: str, make: Callable[[], T]) -> T:
+    """What was made of a plan, kept on it; a plan changed from it has other tables, and makes its own.
+
+    An attribute, not a dictionary of plans: torch.compile then takes the tensors of any plan without compiling again.
+    """
+    first = plan.blocks[0].key.table if plan.blocks else plan.query_has_camera
+    made_from, value = getattr(plan, name, (None, None))
+    if made_from is not first:
+        value = _made(make)
+        object.__setattr__(plan, name, (first, value))
+    return cast(T, value)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _made(make: Callable[[], T]) -> T:
+    """Tables are made outside of compiled graphs."""
+    return make()
+
+
+def cameraless_plan(plan: AttentionPlan) -> AttentionPlan:
+    """The plan of `plan.cameraless_queries` alone."""
+    chosen = plan.cameraless_queries
+
+    def rows_of_chosen(block: Block) -> Block:
+        if block.query is None:
+            return block
+        table, rows = block.query.table, block.query.rows
+        if rows is not None:
+            return replace(block, query=replace(block.query, rows=rows[chosen]))
+        return replace(block, query=replace(block.query, table=table.index_select(3, chosen)))
+
+    return AttentionPlan(
+        head_dim=plan.head_dim,
+        blocks=tuple(rows_of_chosen(block) for block in plan.blocks if not block.camera),
+        query_cameras=1,
+        tokens_per_camera=chosen.numel(),
+        query_has_camera=plan.query_has_camera[:, chosen],
+        key_has_camera=plan.key_has_camera,
+        transform_values=plan.transform_values,
+    )
+
+
+def grouped_dtype(plan: AttentionPlan, dtype: torch.dtype) -> torch.dtype:
+    """float16 holds rotations and phasors (at most 1) to 11 bits, more than bfloat16 inputs carry; else float32."""
+    bounded = all(block.key.form != "matrix" for block in plan.blocks if block.key.groups > 1)
+    return torch.float16 if dtype == torch.bfloat16 and bounded else torch.float32
+
+
+def prepare(plan: AttentionPlan, coefficients: torch.dtype) -> PreparedPlan:
+    """Lay out the tables of both sides and list the terms of every map."""
+    d, device = plan.head_dim, plan.device
+    query_layout = SideLayout([block.query for block in plan.blocks if block.query is not None])
+    key_layout = SideLayout([block.key for block in plan.blocks])
+    output, keys = list(_query_terms(plan)), list(_key_terms(plan))
+    second = list(second_copies(plan)) if plan.has_cameraless_keys else []
+    width = carried_width(plan)
+    extra = 1 + max((term.tap for term in output + keys), default=0)  # tap of the second copies
+    turn = [term.transposed() for term in output] + [Term(carried, channel, tap=extra) for carried, channel in second]
+    keys += [Term(carried, channel, gate=Gate.WITHOUT_CAMERA, tap=extra) for carried, channel in second]
+    plain = list(identity_terms(plan, ()))
+    values = keys if plan.transform_values else plain
+    copies = [Term(channel, carried, tap=extra) for carried, channel in second]
+    back = output + copies if plan.transform_values else plain
+
+    def both(terms: list[Term], source: int, target: int) -> tuple[ChannelMap, ChannelMap]:
+        transposed = [term.transposed() for term in terms]
+        return (
+            query_layout.channel_map(terms, source, target, device),
+            query_layout.channel_map(transposed, target, source, device),
+        )
+
+    return PreparedPlan(
+        plan.groups,
+        plan.tokens_per_camera if plan.groups > 1 else plan.query_tokens,
+        *both(turn, d, width),
+        key_layout.channel_map(keys, d, width, device),
+        key_layout.channel_map(values, d, width, device),
+        *both(back, width, d),
+        query_layout.tables(plan.query_has_camera, torch.float32),
+        key_layout.tables(plan.key_has_camera, coefficients),
+    )
+
+
+def _query_terms(plan: AttentionPlan) -> list[Term]:
+    """O on the channels of a head."""
+    blocks = [block for block in plan.blocks if block.query is not None]
+    terms = list(identity_terms(plan, blocks))
+    for number, block in enumerate(blocks):
+        assert block.query is not None
+        terms += operator_terms(block, block.query, number, Gate.ALL)
+    return terms
+
+
+def _key_terms(plan: AttentionPlan) -> list[Term]:
+    """K on the channels of a head; camera channels of a key without a camera are empty."""
+    terms = list(identity_terms(plan, plan.blocks))
+    for number, block in enumerate(plan.blocks):
+        gate = Gate.WITH_CAMERA if block.camera and plan.has_cameraless_keys else Gate.ALL
+        terms += operator_terms(block, block.key, number, gate)
+    return terms
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def capability(device_index: int) -> tuple[int, int]:
+    """Compute capability of a GPU."""
+    return torch.cuda.get_device_capability(device_index)

@@ -1,0 +1,56 @@
+"""Where the fused backend runs. Imports no Triton, so that asking is possible everywhere."""
+
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from merope.attention.plan import AttentionPlan
+
+WIDTH_UNIT = 8
+"""Heads are carried with a multiple of this many channels: PyTorch's fused kernels take no others."""
+TRITON_INSTALLED = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton runs kernels on the CPU, for tests."""
+HALF_OR_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def why_not_fused(q: Tensor, plan: AttentionPlan) -> str | None:
+    """Why the fused backend cannot take this call; None when it can."""
+    if q.dtype not in HALF_OR_SINGLE:
+        return f"it computes in bfloat16, float16 and float32, not in {q.dtype}"
+    if torch.version.hip is not None:
+        return "it is written for NVIDIA GPUs, this is a ROCm build of PyTorch"
+    if torch.is_grad_enabled() and any(
+        operator.table.requires_grad for block in plan.blocks for operator in block.operators
+    ):
+        return "its kernels give no gradient to the plan's tables, and this plan's require one"
+    if not TRITON_INSTALLED:
+        return "Triton is not installed (it comes with PyTorch's CUDA builds for Linux)"
+    if INTERPRETED and not q.is_cuda:
+        return None
+    if not q.is_cuda:
+        return f"it needs a CUDA GPU, the tensors are on {q.device}"
+    # Imported here: torch.compile's decorators take seconds to import, and most machines never come this far.
+    from merope.attention.kernels.prepared import capability
+
+    if capability(q.device.index) < (8, 0):
+        return f"it needs compute capability 8.0 (Ampere), this GPU has {capability(q.device.index)}"
+    return None
+
+
+def carried_width(plan: AttentionPlan) -> int:
+    """Channels carried through softmax: the head's, and a second copy of camera channels if keys without one exist."""
+    second = sum(block.stop - block.start for block in plan.camera_blocks) if plan.has_cameraless_keys else 0
+    return -(-(plan.head_dim + second) // WIDTH_UNIT) * WIDTH_UNIT
+
+
+def bytes_per_camera(
+    k: Tensor,  # [B, H, Nk, d]
+    width: int,
+    backward: bool,
+) -> int:
+    """Bytes of keys and values as one query camera of one sample sees them; their gradients take as much again."""
+    _, heads, tokens, _ = k.shape
+    return 2 * (1 + backward) * heads * tokens * width * k.element_size()

@@ -1,0 +1,150 @@
+"""The world benchmark: train an encoding on fresh worlds, command three paths in unseen ones, measure in metres.
+
+A row is one config and one seed: same initialisation, data order, steps and optimiser for every encoding. The path
+after the prefix cannot be told from it, so a model that does not look at the cameras must fail.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import radians
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from merope.adapters.wan import load_branch
+from merope.data.render import render
+from merope.data.world import World
+from merope.data.world_clips import WorldClips
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import stacked
+from merope.geometry.trajectories import turn_by
+from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.train.build import world_clips
+from merope.train.config import TrainConfig
+
+FIRST_TEST_SEED = 100_000
+"""Worlds from here on (below those of training) are commanded; smaller seeds serve validation."""
+
+MANOEUVRES = ("original", "left", "right")
+
+
+@dataclass(frozen=True)
+class WorldTest:
+    """What is commanded: three paths in each of some unseen worlds."""
+
+    worlds: int = 32
+    turn_deg: float = 30.0  # heading that the last frame of a left or right turn gains
+    steps: int = 30  # of denoising
+    batch: int = 16  # clips that are generated at once
+
+    @property
+    def seeds(self) -> range:
+        return range(FIRST_TEST_SEED, FIRST_TEST_SEED + self.worlds)
+
+    def paths(self, clips: WorldClips, seed: int) -> dict[str, Tensor]:  # each [T, 4, 4]
+        """The drive of a world, and the same with a turn to either side after the prefix."""
+        path, yaw_rad = clips.path(seed), radians(self.turn_deg)
+        return {
+            "original": path,
+            "left": turn_by(path, -yaw_rad, clips.prefix_frames),
+            "right": turn_by(path, yaw_rad, clips.prefix_frames),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class CommandedClip:
+    """One clip of the test: where the camera should go and what it would see."""
+
+    seed: int
+    manoeuvre: str
+    cameras: Cameras  # [T]
+    true: Tensor  # uint8 [T, H, W, 3]
+    world: World
+
+    @property
+    def name(self) -> str:
+        return f"world-{self.seed}-{self.manoeuvre}"
+
+
+def commanded_clips(test: WorldTest, clips: WorldClips, device: torch.device) -> list[CommandedClip]:
+    """All clips of a test."""
+    return [clip for seed in test.seeds for clip in clips_of_world(test, clips, seed, device)]
+
+
+def clips_of_world(test: WorldTest, clips: WorldClips, seed: int, device: torch.device) -> list[CommandedClip]:
+    """The three clips of a world, which is cleared for all of them alike: they show the same street."""
+    paths = test.paths(clips, seed)
+    world = World(seed, device).cleared(torch.stack(list(paths.values())).to(device))
+    commanded = []
+    for manoeuvre, path in paths.items():
+        cameras = Cameras(path, clips.lens(seed), plan_dtype=torch.float32)
+        seen = render(world, cameras.to(device), clips.height, clips.width)
+        true = (255.0 * seen.image).round().to(torch.uint8).contiguous().cpu()
+        commanded.append(CommandedClip(seed, manoeuvre, cameras, true, world))
+    return commanded
+
+
+def generate_clips(
+    pipeline: CameraVideoPipeline,
+    commanded: Sequence[CommandedClip],
+    test: WorldTest,
+    prefix_frames: int,
+    cameras: bool,
+) -> dict[str, Tensor]:  # name -> uint8 [T, H, W, 3]
+    """Generate every clip from its prefix; the noise of a clip depends on its world alone."""
+    pipeline.set_progress_bar_config(disable=True)
+    device, videos = pipeline.transformer.device, {}
+    for start in range(0, len(commanded), test.batch):
+        part = commanded[start : start + test.batch]
+        print(f"generating clip {start + 1} of {len(commanded)}", end="\r", file=sys.stderr, flush=True)
+        true = torch.stack([clip.true for clip in part])
+        frames = pipeline(
+            cameras=_together([clip.cameras for clip in part]) if cameras else None,
+            prefix=true[:, :prefix_frames],
+            height=true.shape[2],
+            width=true.shape[3],
+            num_frames=true.shape[1],
+            num_inference_steps=test.steps,
+            guidance_scale=1.0,
+            generator=[torch.Generator(device).manual_seed(clip.seed) for clip in part],
+            output_type="pt",
+            return_dict=False,
+        )[0]
+        for clip, video in zip(
+            part, (255.0 * frames).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous().cpu(), strict=True
+        ):
+            videos[clip.name] = video
+    print(file=sys.stderr)
+    return videos
+
+
+def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeline:
+    """The pipeline of a finished run."""
+    folder = config.run.out / "trained"
+    if not folder.is_dir():
+        raise invalid(str(folder), "what a finished run wrote", "nothing", "train it first: merope bench world CONFIG")
+    pipeline = CameraVideoPipeline.from_pretrained(folder)
+    if config.branch != "none":
+        load_branch(pipeline.transformer, folder / "branch")
+    return pipeline.to(device)
+
+
+def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:
+    """Generate the test clips of a trained row into its folder; what is there already is kept."""
+    file = config.run.out / "generated.safetensors"
+    about = {"test": json.dumps(vars(test))}
+    if not file.exists():
+        commanded = commanded_clips(test, world_clips(config), device)
+        pipeline, prefix = load_trained(config, device), config.objective.prefix_frames
+        save_file(generate_clips(pipeline, commanded, test, prefix, config.branch != "none"), file, about)
+    return file
+
+
+def _together(cameras: Sequence[Cameras]) -> Cameras:  # each [T] -> [B, T]
+    poses = torch.stack([camera.world_from_camera for camera in cameras])
+    return Cameras(poses, stacked([camera.lens for camera in cameras]), plan_dtype=torch.float32)

@@ -1,0 +1,70 @@
+"""What a model's patches and VAE demand of a video: sizes and numbers of frames."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from merope.errors import invalid
+
+RGB_CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class VideoStrides:
+    """RGB frames per latent frame, pixels per latent pixel, and latent pixels per token."""
+
+    frames: int
+    pixels: int
+    patch_rows: int
+    patch_columns: int
+
+    @classmethod
+    def of(
+        cls,
+        transformer: Mapping[str, Any],  # config of a WanTransformer3DModel
+        vae: Mapping[str, Any] | None,  # config of an AutoencoderKLWan; None for a pixel-space model
+    ) -> Self:
+        """The strides of a model, refusing transformers that do not take the VAE's latents as they are."""
+        patch_frames, rows, columns = transformer["patch_size"]
+        if patch_frames != 1:
+            fix = "cameras belong to single latent frames; use a model with patch_size (1, h, w)"
+            raise invalid("transformer.patch_size[0]", "1", patch_frames, fix)
+        channels = RGB_CHANNELS if vae is None else vae["z_dim"]
+        if transformer["in_channels"] != channels:
+            source = "RGB frames (no VAE)" if vae is None else "the VAE's latents"
+            fix = "use a text-to-video or TI2V model: image-to-video Wan takes its image in additional channels"
+            raise invalid("transformer.in_channels", f"{channels}, {source}", transformer["in_channels"], fix)
+        if vae is None:
+            return cls(1, 1, rows, columns)
+        return cls(vae["scale_factor_temporal"], vae["scale_factor_spatial"], rows, columns)
+
+    def check(self, height: int, width: int, num_frames: int) -> None:
+        """Refuse sizes that the model cannot make, naming the nearest ones that it can."""
+        for name, size, patch in (("height", height, self.patch_rows), ("width", width, self.patch_columns)):
+            step = self.pixels * patch
+            if size < 1 or size % step:
+                below, above = size // step * step, (size // step + 1) * step
+                nearest = f"{below} or {above}" if below > 0 else f"{above}"
+                raise invalid(name, f"a multiple of {step}, the pixels of a token", size, f"use {nearest}")
+        self.check_frames("num_frames", num_frames)
+
+    def check_frames(self, name: str, count: int) -> None:
+        """Refuse numbers of frames that do not fill latent frames: the first holds one RGB frame, the others four."""
+        if count < 1 or (count - 1) % self.frames:
+            below = (count - 1) // self.frames * self.frames + 1
+            nearest = f"{below} or {below + self.frames}" if count > 0 else "1"
+            raise invalid(
+                name, f"{self.frames}k + 1 frames" if self.frames > 1 else "positive", count, f"use {nearest}"
+            )
+
+    def latent_frames(self, num_frames: int) -> int:
+        """Latent frames of a clip."""
+        return (num_frames - 1) // self.frames + 1
+
+    def latent_size(self, height: int, width: int) -> tuple[int, int]:
+        """Latent rows and columns of a frame."""
+        return height // self.pixels, width // self.pixels
+
+    def tokens_per_frame(self, latent_rows: int, latent_columns: int) -> int:
+        """Tokens of a latent frame."""
+        return (latent_rows // self.patch_rows) * (latent_columns // self.patch_columns)

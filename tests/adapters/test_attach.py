@@ -1,0 +1,253 @@
+"""attach, detach, and what a forward with cameras does."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import PINHOLE, random_poses
+from torch import Tensor
+from wan_models import (
+    LATENTS,
+    TINY_MEROPE,
+    WAN21_1_3B,
+    WAN22_5B,
+    cameras,
+    meta_wan,
+    perturb,
+    run,
+    tiny_config,
+    tiny_inputs,
+    tiny_wan,
+)
+
+from merope.adapters.branch_config import CameraBranchConfig, block_indices, branch_heads
+from merope.adapters.camera_attention import CameraAttention
+from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.wan import attach, attached_branch, detach
+from merope.attention.dispatch import attend
+from merope.encodings import ENCODINGS
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Pinhole
+from merope.geometry.poses import rigid
+
+HALF_PRECISION = torch.bfloat16
+
+
+def count(branch: CameraBranch) -> int:
+    return sum(parameter.numel() for parameter in branch.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF_PRECISION])
+def test_a_fresh_branch_changes_no_bit_and_detach_leaves_no_trace(dtype: torch.dtype) -> None:
+    transformer = tiny_wan(dtype)
+    keys, base = list(transformer.state_dict()), run(transformer)
+    branch = attach(transformer, tiny_config())
+    assert torch.equal(run(transformer, cameras()), base)
+    assert set(transformer.state_dict()) - set(keys) == {
+        f"blocks.{block}.attn1.processor.cam_{layer}.{kind}"
+        for block in (1, 3)
+        for layer in ("q", "k", "v", "out")
+        for kind in ("weight", "bias")
+    }
+    perturb(branch)
+    assert not torch.equal(run(transformer, cameras()), base)
+    assert detach(transformer) is branch
+    assert torch.equal(run(transformer), base)
+    assert list(transformer.state_dict()) == keys
+    assert not transformer._forward_pre_hooks
+    assert not transformer.rope._forward_hooks
+
+
+def test_the_branch_is_the_papers_attention_beside_self_attention() -> None:
+    transformer = tiny_wan(torch.float64)
+    branch = perturb(attach(transformer, tiny_config(blocks=[0])))
+    seen: dict[str, Tensor] = {}
+    attn = transformer.blocks[0].attn1
+    attn.register_forward_hook(lambda _, args, out: seen.update(x=args[0], out=out, rotary=args[3].native))
+    run(transformer, cameras())
+    processor = attn.processor
+    x, plan = seen["x"], branch.prepare(cameras(), tiny_inputs(torch.float64)["hidden_states"]).plan
+    assert plan is not None
+    q, k, v = (
+        layer(x).unflatten(2, (1, 24)).transpose(1, 2) for layer in (processor.cam_q, processor.cam_k, processor.cam_v)
+    )
+    added = processor.cam_out(attend(q, k, v, plan, backend="reference").transpose(1, 2).flatten(2))
+    own = processor.base(attn, x, None, None, seen["rotary"])
+    assert (seen["out"] - (own + added)).abs().max() < 1e-12
+    assert added.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("compression", "blocks", "millions"),
+    [
+        (4, "alternating", 141.6),
+        (2, "alternating", 283.2),
+        (8, "alternating", 70.8),
+        (4, "every", 283.3),
+        (4, "peak", 18.9),
+    ],
+)
+def test_parameter_counts_of_the_paper(compression: int, blocks: str, millions: float) -> None:
+    transformer = meta_wan(WAN22_5B)
+    branch = attach(transformer, CameraBranchConfig(compression=compression, blocks=blocks))
+    assert round(count(branch) / 1e6, 1) == millions
+    if (compression, blocks) == (4, "alternating"):
+        assert sorted(branch.processors()) == list(range(1, 30, 2))
+        assert round(sum(p.numel() for p in transformer.parameters()) / 1e9, 2) == 5.14
+    heads = {processor.heads for processor in branch.processors().values()}
+    assert heads == {24 // compression}
+    assert branch.encoding.head_dim == 128
+
+
+def test_the_small_model_with_one_head_of_192() -> None:
+    branch = attach(meta_wan(WAN21_1_3B), CameraBranchConfig(compression=8))
+    assert {(p.heads, p.encoding.head_dim) for p in branch.processors().values()} == {(1, 192)}
+    assert branch.encoding.channels == (54, 54, 36, 48)
+
+
+@given(st.integers(1, 40), st.sampled_from([64, 128]), st.integers(1, 40))
+def test_heads_fill_the_compressed_width_or_the_compression_is_refused(heads: int, head_dim: int, c: int) -> None:
+    width = heads * head_dim
+    if c > heads or width % (c * (heads // c)):
+        with pytest.raises(ValueError, match="compression must be"):
+            branch_heads(heads, head_dim, c)
+    else:
+        count, dim = branch_heads(heads, head_dim, c)
+        assert count * dim * c == width
+        assert count == heads // c
+
+
+def test_injection_schedules() -> None:
+    assert block_indices("alternating", 30) == list(range(1, 30, 2))
+    assert block_indices("every", 3) == [0, 1, 2]
+    assert block_indices("peak", 30) == [11, 13]
+    assert block_indices((4, 2), 5) == [2, 4]
+    for bad in ("peak", [], [1, 1], [5], [-1], "odd"):
+        with pytest.raises(ValueError, match="blocks must be"):
+            block_indices(bad, 5)
+
+
+@pytest.mark.parametrize("name", sorted(ENCODINGS))
+def test_every_encoding_starts_at_the_base_model_and_learns(name: str) -> None:
+    options = TINY_MEROPE if name == "merope" else {}
+    heads = {"num_attention_heads": 2, "attention_head_dim": 48} if name not in ("merope",) else {}
+    transformer = tiny_wan(num_layers=2, **heads)
+    base = run(transformer)
+    branch = attach(transformer, tiny_config(encoding=name, encoding_options=options, qk_norm="rms"))
+    assert torch.equal(run(transformer, cameras(batch=2)), base)
+    perturb(branch)
+    out = run(transformer, cameras(batch=2))
+    out.square().sum().backward()
+    assert all(bool(p.grad.abs().sum() > 0) for p in branch.parameters())
+    changed = (run(transformer, cameras(batch=2, seed=5)) - out).abs().max()
+    assert (changed == 0) if name == "none" else (changed > 1e-4)
+
+
+def test_the_world_frame_has_no_effect() -> None:
+    transformer = tiny_wan(torch.float64)
+    perturb(attach(transformer, tiny_config()))
+    poses = random_poses(2, 3)
+    moved = rigid(torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0], 1e3 * torch.randn(3).double())
+    moved[:3, :3] *= torch.linalg.det(moved[:3, :3])
+    here, there = (run(transformer, Cameras(p, PINHOLE)) for p in (poses, moved @ poses))
+    assert (here - there).abs().max() < 1e-8
+    further = poses.clone()
+    further[:, 1, :3, 3] += 1.0
+    assert (run(transformer, Cameras(further, PINHOLE)) - here).abs().max() > 1e-4
+
+
+def test_clips_and_samples_of_a_batch() -> None:
+    """Two clips for four latents serve two neighbours each; one clip serves all; times and lenses go along."""
+    transformer = tiny_wan()
+    perturb(attach(transformer, tiny_config()))
+    inputs = tiny_inputs(shape=(4, *LATENTS[1:]))
+    focal = torch.tensor([[90.0], [130.0]])  # px, of each clip
+    has_pose = torch.tensor([[True, True, True], [True, False, True]])
+    two = Cameras(random_poses(2, 3), Pinhole(focal, focal, 128.0, 72.0, 256, 144), has_pose)
+    times = torch.tensor([[0.0, 1.0, 100.0], [0.0, 50.0, 2.0]])
+    together = transformer(**inputs, attention_kwargs={"cameras": two, "times": times})[0]
+    for sample in range(4):
+        clip = sample // 2
+        lens = Pinhole(focal[clip, 0], focal[clip, 0], 128.0, 72.0, 256, 144)
+        one = Cameras(two.world_from_camera[clip], lens, has_pose[clip])
+        single = {k: v[sample : sample + 1] if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        alone = transformer(**single, attention_kwargs={"cameras": one, "times": times[clip]})[0]
+        assert (together[sample] - alone[0]).abs().max() < 1e-5
+    default = transformer(**inputs, attention_kwargs={"cameras": two})[0]
+    assert (default - together).abs().max() > 1e-4
+    explicit = transformer(**inputs, attention_kwargs={"cameras": two, "times": [0.0, 1.0, 2.0]})[0]
+    assert torch.equal(explicit, default)
+
+
+def test_forgotten_or_unfitting_cameras_are_refused() -> None:
+    transformer = tiny_wan()
+    attach(transformer, tiny_config())
+    with pytest.raises(ValueError, match=r'attention_kwargs\["cameras"\] must be merope.Cameras.*got None'):
+        run(transformer)
+    with pytest.raises(ValueError, match=r'attention_kwargs\["cameras"\] must be merope.Cameras.*got None'):
+        transformer(**tiny_inputs(), attention_kwargs={"scale": 1.0})
+    with pytest.raises(ValueError, match=r"one per latent frame, 3, got 9.*Clip.latent_cameras"):
+        run(transformer, cameras(9))
+    with pytest.raises(ValueError, match=r"one per latent frame, 3, got 4; latent frame n"):
+        run(transformer, cameras(4))
+    with pytest.raises(ValueError, match="batch that divides the latents' 2, got 3"):
+        run(transformer, cameras(batch=3))
+    positional = [tiny_inputs()[name] for name in ("hidden_states", "timestep", "encoder_hidden_states")]
+    with pytest.raises(ValueError, match="keyword argument"):
+        transformer(*positional, None, False, {"cameras": cameras()})
+    prepared = attached_branch(transformer).prepare(cameras(4), torch.zeros(2, 4, 4, 4, 6))
+    with pytest.raises(ValueError, match="tokens"):
+        run(transformer, prepared)
+    with pytest.raises(ValueError, match=r"pass times to branch\.prepare"):
+        transformer(**tiny_inputs(), attention_kwargs={"cameras": prepared, "times": [0.0, 1.0, 2.0]})
+
+
+def test_what_can_be_attached_to() -> None:
+    with pytest.raises(ValueError, match="WanTransformer3DModel"):
+        attach(torch.nn.Linear(2, 2), tiny_config())
+    transformer = tiny_wan()
+    with pytest.raises(ValueError, match="with a camera branch"):
+        detach(transformer)
+    assert attached_branch(transformer) is None
+    with pytest.raises(ValueError, match="translation_scale must be 1 for merope"):
+        attach(transformer, tiny_config(translation_scale=0.1))
+    branch = attach(transformer, tiny_config())
+    assert attached_branch(transformer) is branch
+    with pytest.raises(ValueError, match="without a camera branch"):
+        attach(transformer, tiny_config())
+
+
+@pytest.mark.parametrize("bad", [{"encoding": "rope"}, {"compression": 0}, {"qk_norm": "layer"}, {"integration": "no"}])
+def test_configs_that_mean_nothing(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
+        CameraBranchConfig(**bad)
+
+
+def test_copies_are_independent() -> None:
+    transformer = tiny_wan()
+    branch = perturb(attach(transformer, tiny_config()))
+    out = run(transformer, cameras())
+    twin = copy.deepcopy(transformer)
+    with torch.no_grad():
+        for parameter in branch.parameters():
+            parameter.zero_()
+    assert torch.equal(run(twin, cameras()), out)
+    assert attached_branch(twin) is not branch
+    assert {id(p) for p in attached_branch(twin).parameters()} <= {id(p) for p in twin.parameters()}
+    detach(twin)
+    assert not any(isinstance(block.attn1.processor, CameraAttention) for block in twin.blocks)
+    assert isinstance(transformer.blocks[1].attn1.processor, CameraAttention)
+
+
+def test_a_float32_branch_on_a_half_precision_model() -> None:
+    transformer = tiny_wan(HALF_PRECISION)
+    branch = perturb(attach(transformer, tiny_config(qk_norm="rms")))
+    half = run(transformer, cameras())
+    branch.to(torch.float32)
+    full = run(transformer, cameras())
+    assert half.dtype == full.dtype == HALF_PRECISION
+    assert 0 < (half.float() - full.float()).abs().max() < 0.1 * full.float().abs().max()
+    with torch.autocast("cpu", HALF_PRECISION):
+        assert run(transformer, cameras()).isfinite().all()

@@ -1,0 +1,72 @@
+"""torch.compile(fullgraph=True) sees one graph for every camera batch."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
+
+from merope.adapters.wan import attach
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    torch._dynamo.reset()
+
+
+def test_the_whole_model_over_ten_camera_batches() -> None:
+    """Cameras are made ready outside the graph; their plan is a tensor input of it."""
+    transformer = tiny_wan(num_layers=2)
+    branch = perturb(attach(transformer, tiny_config()))
+    compiled = torch.compile(transformer, fullgraph=True, backend="eager")
+    outputs = []
+    with torch.no_grad():
+        for seed in range(10):
+            inputs, clips = tiny_inputs(seed=seed), cameras(batch=2, seed=seed)
+            ready = branch.prepare(clips, inputs["hidden_states"])
+            outputs.append(compiled(**inputs, attention_kwargs={"cameras": ready})[0])
+            assert (outputs[-1] - run(transformer, clips, **inputs)).abs().max() < 1e-5
+    assert counters["stats"]["unique_graphs"] == 1
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-2
+
+
+def test_training_the_whole_model() -> None:
+    transformer = tiny_wan(num_layers=2).train()
+    branch = perturb(attach(transformer, tiny_config()))
+    compiled = torch.compile(transformer, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        inputs, clips = tiny_inputs(seed=seed), cameras(batch=2, seed=seed)
+        gradients = []
+        for model in (compiled, transformer):
+            ready = branch.prepare(clips, inputs["hidden_states"])
+            loss = model(**inputs, attention_kwargs={"cameras": ready})[0].square().sum()
+            gradients.append(torch.autograd.grad(loss, list(branch.parameters())))
+        for ours, eager in zip(*gradients, strict=True):
+            assert (ours - eager).abs().max() <= 1e-4 * eager.abs().max()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_blocks_compiled_one_by_one_take_plain_cameras() -> None:
+    transformer = tiny_wan()
+    perturb(attach(transformer, tiny_config()))
+    eager = copy.deepcopy(transformer)
+    transformer.compile_repeated_blocks(fullgraph=True, backend="eager")
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=False):
+        for seed in range(10):  # a block with a branch and one without are two graphs
+            clips = cameras(batch=2, seed=seed)
+            assert (run(transformer, clips) - run(eager, clips)).abs().max() < 1e-5
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_plain_cameras_in_a_whole_graph_are_refused() -> None:
+    transformer = tiny_wan(num_layers=2)
+    attach(transformer, tiny_config())
+    compiled = torch.compile(transformer, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"branch.prepare\(cameras, latents\)"):
+        run(compiled, cameras(), **tiny_inputs())

@@ -1,0 +1,144 @@
+"""The plan is made once per clip, and never a stale one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate.utils import send_to_device
+from scenes import PINHOLE, curved_drive
+from torch import Tensor
+from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
+
+from merope.adapters.conditioning import CameraRotary
+from merope.adapters.wan import attach, camera_input
+from merope.encodings.protocol import Encoding
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Equirectangular, Pinhole
+from merope.geometry.poses import rigid
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Encoding]:
+    """Grows by one with every plan."""
+    plans: list[Encoding] = []
+    plan = Encoding.plan
+
+    def counted(self: Encoding, *args: object, **options: object) -> object:
+        plans.append(self)
+        return plan(self, *args, **options)
+
+    monkeypatch.setattr(Encoding, "plan", counted)
+    return plans
+
+
+def test_blocks_steps_and_guidance_passes_share_one_plan(made: list[Encoding]) -> None:
+    transformer = tiny_wan()
+    attach(transformer, tiny_config(blocks="every"))
+    first, second = cameras(), cameras(seed=1)
+    for step in (900, 500, 100):
+        for text in (0, 1):
+            run(
+                transformer,
+                first,
+                timestep=torch.tensor([step, step]),
+                encoder_hidden_states=torch.randn(2, 5 + text, 8),
+            )
+    assert len(made) == 1
+    run(transformer, second)
+    run(transformer, first)
+    run(transformer, second)
+    assert len(made) == 2  # guidance that alternates between two sets of cameras
+
+
+@pytest.mark.parametrize("change", ["latents", "precision", "times", "inference", "object"])
+def test_another_situation_gets_its_own_plan(made: list[Encoding], change: str) -> None:
+    transformer = tiny_wan(torch.float64)
+    attach(transformer, tiny_config())
+    clip = cameras()
+    run(transformer, clip)
+    if change == "latents":
+        run(transformer, clip, hidden_states=torch.randn(2, 4, 3, 8, 6).double())
+    elif change == "precision":
+        transformer.float()
+        run(transformer, clip, **tiny_inputs())
+    elif change == "times":
+        transformer(**tiny_inputs(torch.float64), attention_kwargs={"cameras": clip, "times": [0.0, 1.0, 9.0]})
+    elif change == "inference":
+        with torch.inference_mode():
+            run(transformer, clip)
+    else:
+        run(transformer, cameras())
+    assert len(made) == 2
+
+
+def test_editing_cameras_in_place_is_seen() -> None:
+    transformer = tiny_wan()
+    perturb(attach(transformer, tiny_config()))
+    lens = Pinhole(torch.full((3,), 120.0), 120.0, 128.0, 72.0, 256, 144)
+    clip = Cameras(curved_drive(3), lens)
+    before = run(transformer, clip)
+    clip.world_from_camera[2, 0, 3] += 2.0
+    moved = run(transformer, clip)
+    assert (moved - before).abs().max() > 1e-3
+    lens.fx[1] = 60.0
+    assert (run(transformer, clip) - moved).abs().max() > 1e-3
+
+
+def test_gradients_reach_the_poses_in_every_backward(made: list[Encoding]) -> None:
+    """Optimising a path through the model: a plan with a graph belongs to one backward pass and is not kept."""
+    transformer = tiny_wan(torch.float64)
+    perturb(attach(transformer, tiny_config()))
+
+    def loss(clip: Cameras) -> Tensor:
+        return run(transformer, clip).square().sum()
+
+    def shifted(shift_m: Tensor) -> Cameras:
+        poses = curved_drive(3)
+        centre = poses[1, :3, 3] + shift_m
+        return Cameras(torch.stack((poses[0], rigid(poses[1, :3, :3], centre), poses[2])), PINHOLE)
+
+    shift_m = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    clip = shifted(shift_m)
+    gradients = [torch.autograd.grad(loss(clip), shift_m, retain_graph=True)[0] for _ in range(2)]
+    assert len(made) == 2
+    with torch.no_grad():  # Wan's norms run in float32: no finer step
+        numeric = torch.stack([(loss(shifted(h)) - loss(shifted(-h))) / 2e-4 for h in 1e-4 * torch.eye(3).double()])
+    for gradient in gradients:
+        assert (gradient - numeric).abs().max() < 1e-2 * numeric.abs().max()
+
+
+def test_a_rank_with_some_frames_attends_to_the_keys_of_all() -> None:
+    """`gather` brings the keys and values of the other ranks; queries stay those of the own frames."""
+    transformer = tiny_wan(torch.float64)
+    branch = perturb(attach(transformer, tiny_config(blocks=[0])))
+    processor, clip = branch.processors()[0], cameras()
+    hidden = torch.randn(2, 18, 48, dtype=torch.float64)
+    latents = tiny_inputs(torch.float64)["hidden_states"]
+    whole = processor.camera_output(hidden, branch.prepare(clip, latents))
+    own = slice(6, 12)  # the second of three frames
+    middle = Cameras(clip.world_from_camera[1:2], clip.lens)
+    plan = branch.encoding.plan(middle, (2, 3), key=clip, key_grid=(2, 3), times=[1.0], key_times=[0.0, 1.0, 2.0])
+    others = iter((processor.cam_k(hidden), processor.cam_v(hidden)))
+
+    def gather(x: Tensor, dim: int) -> Tensor:
+        full = next(others).unflatten(2, (1, 24)).transpose(1, 2)
+        assert torch.equal(x, full.narrow(dim, own.start, 6))
+        return full
+
+    local = replace(branch.located(clip, latents), plan=plan, gather=gather)
+    assert (processor.camera_output(hidden[:, own], local) - whole[:, own]).abs().max() < 1e-12
+    assert camera_input(transformer).branch is branch
+
+
+def test_accelerate_moves_what_blocks_are_given() -> None:
+    """Models spread over devices send a block's arguments to its device; plans must go along."""
+    transformer = tiny_wan()
+    branch = attach(transformer, tiny_config())
+    panoramas = Cameras(curved_drive(3), Equirectangular(256, 128))
+    ready = branch.prepare(panoramas, tiny_inputs()["hidden_states"])
+    rotary = CameraRotary((torch.ones(1, 18, 1, 24), torch.zeros(1, 18, 1, 24)), ready)
+    assert send_to_device(rotary, torch.device("cpu")).condition is ready
+    moved = send_to_device(rotary, torch.device("meta"))
+    assert isinstance(moved, CameraRotary)
+    tensors = [*moved, moved.condition.cameras.world_from_camera, *moved.condition.plan.tensors().values()]
+    assert all(x.is_meta for x in tensors)

@@ -1,0 +1,176 @@
+"""The fused backend without a GPU: channel maps, chunks, and where it says no (kernels: test_fused_kernels.py)."""
+
+import logging
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import FISHEYE, PINHOLE, mixed_cameras, random_content, random_poses, random_qkv
+from torch import Tensor
+from torch.nn.functional import linear
+
+import merope
+from merope import GTA, AttentionPlan, Cameras, MeRoPE
+from merope.attention import dispatch
+from merope.attention.block import attention_block
+from merope.attention.kernels.channel_maps import ChannelMap, SideTables
+from merope.attention.kernels.chunks import chunk_size
+from merope.attention.kernels.prepared import PreparedPlan, grouped_dtype, prepare, prepared, prepared_cameraless
+from merope.attention.kernels.support import carried_width
+from merope.encodings import ENCODINGS
+
+GRID = (1, 2)
+
+
+def plan_of(encoding: merope.encodings.protocol.Encoding, cameras: Cameras, extra: int = 0) -> AttentionPlan:
+    content = None
+    if encoding.content_channels:
+        content = random_content(1, cameras.count * GRID[0] * GRID[1] + extra)
+    return encoding.plan(cameras, GRID, extra_tokens=extra, content=content)
+
+
+def matrix(
+    channel_map: ChannelMap, tables: SideTables, sample: int, token: int, camera: int, head: int, heads: int
+) -> Tensor:  # [W, source width]
+    """A channel map written out, term by term, as the kernels read it."""
+    out = torch.zeros(channel_map.width, channel_map.source_width, dtype=torch.float64)
+    batch_stride, head_stride, head_groups, row_stride, camera_stride, line = channel_map.strides
+    has_camera = float(tables.has_camera[sample if tables.has_camera.shape[0] > 1 else 0, token])
+    for (source, fixed, moving), (sign, first, second) in zip(channel_map.index, channel_map.weight, strict=True):
+        for channel in torch.nonzero(source >= 0).squeeze(-1).tolist():
+            row = int(tables.rows[line[channel], token]) if row_stride[channel] > 0 else 0
+            offset = sample * batch_stride[channel] + row * row_stride[channel]
+            offset += head * head_groups[channel] // heads * head_stride[channel]
+            value = 1.0
+            if fixed[channel] >= 0:
+                value = float(tables.shared[offset + fixed[channel]])
+            elif moving[channel] >= 0:
+                value = float(tables.grouped[offset + camera * camera_stride[channel] + moving[channel]])
+            gate = float(sign[channel] * (first[channel] + second[channel] * has_camera))
+            out[channel, source[channel]] += gate * value
+    return out
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_back_times_key_is_the_operator_of_every_pair_with_a_camera_on_the_query_side(name: str, extra: int) -> None:
+    plan = plan_of(merope.encoding(name), Cameras(random_poses(2), PINHOLE), extra)
+    maps, heads = prepare(plan, torch.float32), 3
+    for query in (0, 3):
+        for key in (1, 2, *range(4, 4 + extra)):
+            camera = query // plan.tokens_per_camera if plan.groups > 1 else 0
+            expanded = matrix(maps.key, maps.key_tables, 0, key, camera, 2, heads)
+            back = matrix(maps.back, maps.query_tables, 0, query, 0, 2, heads)
+            turned = matrix(maps.turn, maps.query_tables, 0, query, 0, 2, heads)
+            exact = plan.for_heads(heads).operators(query, head=2)[key].double()
+            assert (turned.mT @ expanded - exact).abs().max() < 1e-6  # logits: (Oᵀq)ᵀ K k
+            values = matrix(maps.value, maps.key_tables, 0, key, camera, 2, heads)
+            wanted = exact if plan.transform_values else torch.eye(plan.head_dim, dtype=torch.float64)
+            assert (back @ values - wanted).abs().max() < 1e-6
+
+
+def test_transposed_maps_and_inverses_are_transposes() -> None:
+    plan = MeRoPE().plan(mixed_cameras(batch=True), (1, 2), extra_tokens=1)
+    maps = prepare(plan, torch.float32)
+    for sample in (0, 1):
+        for there, back in ((maps.turn, maps.turn_t), (maps.back, maps.back_t)):
+            one, other = (matrix(m, maps.query_tables, sample, 3, 0, 0, 1) for m in (there, back))
+            assert torch.equal(one, other.mT)
+    for channel_map in (maps.key, maps.value, maps.turn):
+        for sources, inverse in zip(channel_map.index[:, 0], channel_map.inverse, strict=True):
+            for channel in torch.nonzero(sources >= 0).squeeze(-1).tolist():
+                assert inverse[sources[channel]] == channel
+            assert int((inverse >= 0).sum()) == int((sources >= 0).sum())
+
+
+def test_what_is_made_of_a_plan_is_made_once_and_not_of_its_changed_copies() -> None:
+    plan = MeRoPE().plan(Cameras(random_poses(3), PINHOLE), GRID, extra_tokens=1)
+    first = prepared(plan, torch.bfloat16)
+    assert prepared(plan, torch.bfloat16) is first
+    assert first.key_tables.grouped.dtype == torch.float16
+    assert prepared(plan, torch.float16).key_tables.grouped.dtype == torch.float32
+    assert prepared_cameraless(plan, torch.float32) is prepared_cameraless(plan, torch.float32)
+    some = plan.at(slice(None), slice(None))
+    assert prepared(some, torch.bfloat16) is not first
+    assert prepared(plan, torch.bfloat16) is first
+
+
+def test_packing_keeps_everything() -> None:
+    maps = prepare(MeRoPE().plan(mixed_cameras(batch=True), (1, 2)), torch.float16)
+    again = PreparedPlan.unpack(*maps.pack())
+    assert (again.groups, again.tokens_per_group, again.width) == (maps.groups, maps.tokens_per_group, maps.width)
+    for one, other in zip(maps.pack()[0], again.pack()[0], strict=True):
+        assert one is other
+    assert again.key.gated
+    assert again.key.grouped
+    assert not again.turn.grouped
+
+
+def test_only_numbers_that_float16_can_hold_are_stored_in_it() -> None:
+    assert grouped_dtype(MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID), torch.bfloat16) == torch.float16
+    # Per-token matrices hold metres: their tables are float32 whatever the inputs.
+    plan = GTA().plan(Cameras(random_poses(2, spread_m=1e6), PINHOLE), GRID)
+    assert prepare(plan, torch.float16).key_tables.shared.isfinite().all()
+
+
+def test_carried_channels_are_a_multiple_of_eight() -> None:
+    encoding = MeRoPE(head_dim=30, partition=(18, 6, 6, 0))
+    plan = encoding.plan(Cameras(random_poses(2), FISHEYE), GRID, extra_tokens=1)
+    assert carried_width(plan) == 64  # 30 + 30, rounded up
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 300), st.integers(1, 200))
+def test_chunks_fit_and_take_the_fewest_waves(total: int, most: int, tiles: int, processors: int) -> None:
+    def waves(size: int) -> int:
+        sizes = [min(size, total - start) for start in range(0, total, size)]
+        return sum(math.ceil(one * tiles / processors) for one in sizes)
+
+    chosen = chunk_size(total, most, tiles, processors)
+    assert 1 <= chosen <= min(most, total)
+    assert waves(chosen) == min(waves(size) for size in range(1, min(most, total) + 1))
+
+
+def test_fused_says_why_it_cannot() -> None:
+    plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
+    q, k, v = random_qkv(1, 1, 4, 128)
+    with pytest.raises(
+        ValueError, match=r'backend must be "auto".*got "fused"; it computes in .* not in torch.float64'
+    ):
+        merope.attend(q, k, v, plan, backend="fused")
+    q, k, v = q.float(), k.float(), v.float()
+    with pytest.raises(ValueError, match="it needs a CUDA GPU, the tensors are on cpu"):
+        merope.attend(q, k, v, plan, backend="fused")
+    poses = random_poses(2).requires_grad_()
+    learned = MeRoPE().plan(Cameras(poses, PINHOLE), GRID)
+    with pytest.raises(ValueError, match="no gradient to the plan's tables"):
+        merope.attend(q, k, v, learned, backend="fused")
+    with torch.no_grad(), pytest.raises(ValueError, match="needs a CUDA GPU"):
+        merope.attend(q, k, v, learned, backend="fused")
+
+
+def test_auto_says_once_that_it_is_sdpa(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_told", set())
+    plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
+    q, k, v = random_qkv(1, 1, 4, 128)
+    with caplog.at_level(logging.INFO, logger="merope"):
+        outputs = [merope.attend(q, k, v, plan) for _ in range(3)]
+    assert [record.getMessage() for record in caplog.records] == [
+        'backend "auto" is "sdpa", not "fused": the tensors are on cpu, its kernels need a CUDA GPU'
+    ]
+    assert torch.equal(outputs[0], merope.attend(q, k, v, plan, backend="sdpa"))
+
+
+def test_a_block_is_projection_attention_projection() -> None:
+    plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
+    x = torch.randn(2, 4, 48, dtype=torch.float64)
+    weights = [torch.randn(256, 48, dtype=torch.float64) for _ in range(3)]
+    biases = [torch.randn(256, dtype=torch.float64) for _ in range(3)]
+    out_weight, out_bias = torch.randn(40, 256, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
+    q, k, v = (linear(x, w, b).unflatten(-1, (2, 128)).transpose(1, 2) for w, b in zip(weights, biases, strict=True))
+    slow = linear(merope.attend(q, k, v, plan).transpose(1, 2).flatten(2), out_weight, out_bias)
+    fast = attention_block(x, torch.cat(weights), torch.cat(biases), out_weight, out_bias, plan)
+    assert (fast - slow).abs().max() < 1e-10
+    with pytest.raises(ValueError, match=r"qkv_weight must be of 3 · heads · 128 rows.*stack the weights"):
+        attention_block(x, torch.cat(weights)[:-1], None, out_weight, None, plan)

@@ -1,0 +1,223 @@
+"""`merope data cache`: complete, continued, refused where it must be, and the same training as from frames."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import merope.data.cache as cache
+from merope.cli import main
+from merope.data.cache import CachedSource, without_padding
+from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.train.caching import cache_clips
+from merope.train.clip_streams import clip_stream, training_source
+from merope.train.config import TrainConfig
+from merope.train.loop import clip_losses, train
+from merope.train.model import Model, build_model
+from merope.train.streams import Share
+from merope.train.toml_config import read_config
+from tests.train.tiny_files import file_config
+
+CPU = torch.device("cpu")
+ALONE = Share(0, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def cached(tiny_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The training clips in `train`, the validation clips in `val`."""
+    folder = tmp_path_factory.mktemp("cached")
+    assert main(["data", "cache", str(tiny_files / "tiny.toml"), "--out", str(folder / "train")]) == 0
+    assert main(["data", "cache", str(tiny_files / "tiny.toml"), "--out", str(folder / "val"), "--validation"]) == 0
+    return folder
+
+
+def cached_config(root: Path, cached: Path, out: Path, *changes: str) -> TrainConfig:
+    """The config of `file_config`, with the cache for its data."""
+    text = (root / "tiny.toml").read_text()
+    start, end = text.index("[data]"), text.index("[objective]")
+    data = f'[data]\nkind = "cache"\nroot = "{cached / "train"}"\nvalidation_root = "{cached / "val"}"\nworkers = 0\n\n'
+    file = out / "cached.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text[:start] + data + text[end:])
+    return read_config(TrainConfig, file, [f"run.out={out}", *changes])
+
+
+def fresh_model(config: TrainConfig) -> Model:
+    return build_model(config, CPU, sharded=False)
+
+
+def test_a_cache_holds_what_the_clips_hold(tiny_files: Path, cached: Path) -> None:
+    config = file_config(tiny_files, cached)
+    source, stored, model = training_source(config.data), CachedSource.open(cached / "train"), fresh_model(config)
+    assert len(stored) == len(source) == 10
+    assert [stored.name(index) for index in range(10)] == [source.name(index) for index in range(10)]
+    for index in (0, 9):
+        clip, held = source.clip(index), stored.clip(index)
+        latents = model.pipeline.encode_frames(clip.frames[None])[0]
+        assert torch.equal(held.latents, latents.to(torch.bfloat16))
+        assert torch.equal(held.trajectory.world_from_camera, clip.world_from_camera)
+        assert str(held.trajectory.lens) == str(clip.lens)
+        assert held.text.shape == (512, 8)
+        assert (held.text[:8] != 0).any()
+    assert len(list((cached / "train" / "text").iterdir())) == 3  # two captions and the empty one
+
+
+def test_the_prefix_of_a_cached_clip_is_the_prefix_encoded_alone(tiny_files: Path, cached: Path) -> None:
+    config = file_config(tiny_files, cached)
+    clip, model = training_source(config.data).clip(0), fresh_model(config)
+    alone = model.pipeline.encode_frames(clip.frames[None, :1])[0]
+    assert torch.equal(CachedSource.open(cached / "train").clip(0).latents[:, :1], alone.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 3e-3), ("fp32", 1e-3)])
+def test_training_from_a_cache_is_training_from_frames(
+    tiny_files: Path, cached: Path, tmp_path: Path, precision: str, tolerance: float
+) -> None:
+    changes = (f"model.precision={precision}", "objective.text_dropout=0.0")
+    from_frames = file_config(tiny_files, tmp_path, *changes)
+    from_cache = cached_config(tiny_files, cached, tmp_path, *changes)
+    model = fresh_model(from_frames)
+    streams = [clip_stream(config, model, ALONE) for config in (from_frames, from_cache)]
+    for step in range(4):
+        for frames, stored in zip(*(stream.step(step) for stream in streams), strict=True):
+            assert stored.names == frames.names
+            assert stored.text.shape == frames.text.shape
+            assert torch.equal(stored.clean[:, :, :1].bfloat16(), frames.clean[:, :, :1].bfloat16())
+            with torch.no_grad():
+                a, b = (clip_losses(from_frames, model, examples, step) for examples in (frames, stored))
+            torch.testing.assert_close(b, a, rtol=tolerance, atol=0)
+
+
+def test_the_length_of_the_text_matters_to_the_model(tiny_files: Path, cached: Path) -> None:
+    """Or the test above would not notice text that lost its padding."""
+    config = file_config(tiny_files, cached, "objective.text_dropout=0.0")
+    model = fresh_model(config)
+    (examples, *_) = clip_stream(config, model, ALONE).step(0)
+    with torch.no_grad():
+        whole = clip_losses(config, model, examples, 0)
+        object.__setattr__(examples, "text", without_padding(examples.text[0])[None])
+        object.__setattr__(examples, "no_text", examples.no_text[: examples.text.shape[1]])
+        assert not torch.allclose(clip_losses(config, model, examples, 0), whole, rtol=1e-2)
+
+
+def test_a_run_from_the_cache_validates_and_samples(tiny_files: Path, cached: Path, tmp_path: Path) -> None:
+    train(cached_config(tiny_files, cached, tmp_path, "run.sample_every=2", "run.sample_steps=1"))
+    assert "validation_loss" in (tmp_path / "log.jsonl").read_text()
+    assert (tmp_path / "samples" / "step-00000002.mp4").is_file()
+
+
+def test_an_interrupted_cache_goes_on_where_it_stopped(
+    tiny_files: Path, cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, calls, encode = file_config(tiny_files, tmp_path), [], CameraVideoPipeline.encode_frames
+
+    def counted(self: CameraVideoPipeline, frames: Tensor) -> Tensor:
+        calls.append(len(frames))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return encode(self, frames)
+
+    monkeypatch.setattr(CameraVideoPipeline, "encode_frames", counted)
+    with pytest.raises(KeyboardInterrupt):
+        cache_clips(config, tmp_path / "cache", validation=False)
+    with pytest.raises(ValueError, match=r"clips\.jsonl; finish caching"):
+        CachedSource.open(tmp_path / "cache")
+    assert cache_clips(config, tmp_path / "cache", validation=False) == {}
+    assert len(calls) == 4 + 7
+    for file in (path for path in (cached / "train").rglob("*") if path.is_file()):
+        same = tmp_path / "cache" / file.relative_to(cached / "train")
+        assert same.read_bytes() == file.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["model.pretrained={other}"], ["other-wan"]),
+        (["data.frames=9"], ['"frames": 9', '"frames": 5']),
+        (["data.window_step=2"], ["window_step"]),
+        (["--validation"], ["validation", "training"]),
+    ],
+    ids=["model", "frames", "windows", "validation"],
+)
+def test_a_cache_of_something_else_is_not_added_to(
+    tiny_files: Path,
+    cached: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: list[str],
+    words: list[str],
+) -> None:
+    other = tmp_path / "other-wan"
+    other.symlink_to(tiny_files / "wan")
+    flags = [change for change in changes if change.startswith("--")]
+    sets = [part for c in changes if not c.startswith("--") for part in ("--set", c.format(other=other))]
+    before = {file: file.read_bytes() for file in cached.rglob("*") if file.is_file()}
+    assert main(["data", "cache", str(tiny_files / "tiny.toml"), "--out", str(cached / "train"), *flags, *sets]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert [word for word in words if word.replace('"', "'") not in message] == []
+    assert {file: file.read_bytes() for file in cached.rglob("*") if file.is_file()} == before
+
+
+def test_other_workers_and_clusters_may_add_to_a_cache(tiny_files: Path, cached: Path) -> None:
+    config = file_config(tiny_files, cached, "data.workers=3", "data.prototypes_only=true")
+    assert cache_clips(config, cached / "train", validation=False) == {}
+
+
+def test_clips_that_cannot_be_read_are_named_and_the_others_train(
+    tiny_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = shutil.copytree(tiny_files, tmp_path / "broken")
+    config = root / "tiny.toml"
+    config.write_text(config.read_text().replace(str(tiny_files), str(root)))
+    images = sorted((root / "nuscenes").glob("s*/CAM_FRONT/scene0000*"), key=lambda file: file.name)
+    images[8].write_bytes(b"")
+    assert main(["data", "cache", str(config), "--out", str(tmp_path / "train")]) == 1
+    said = capsys.readouterr()
+    assert "skipped clip scene-0000/CAM_FRONT/4: image" in said.err
+    assert "1 clips could not be read" in said.out
+    shutil.copy(images[7], images[8])  # mended: the same command completes the cache
+    assert main(["data", "cache", str(config), "--out", str(tmp_path / "train")]) == 0
+    assert len(CachedSource.open(tmp_path / "train")) == 10
+
+
+def test_a_manifest_of_all_clips_serves_a_cache_of_some(tiny_files: Path, cached: Path, tmp_path: Path) -> None:
+    names = [f"scene-{scene:04d}/CAM_FRONT/{9 * scene + start}" for scene in range(3) for start in range(5)]
+    rows = [{"id": name, "cluster": 0, "prototype": name, "is_prototype": True} for name in names]
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = cached_config(tiny_files, cached, tmp_path, f"data.clusters={tmp_path / 'manifest.jsonl'}")
+    assert len(clip_stream(config, fresh_model(config), ALONE).loader.sampler.members) == 10
+
+
+def test_a_disk_that_is_full_is_not_a_broken_clip(
+    tiny_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: dict[str, Tensor], file: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = file_config(tiny_files, tmp_path)
+    monkeypatch.setattr(cache, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        cache_clips(config, tmp_path / "cache", validation=False)
+    assert not (tmp_path / "cache" / "clips.jsonl").exists()
+
+
+def test_a_cache_of_another_kind_of_model_is_refused_in_training(
+    tiny_files: Path, cached: Path, tmp_path: Path
+) -> None:
+    config = cached_config(tiny_files, cached, tmp_path)
+    model = fresh_model(config)
+    model.transformer.register_to_config(in_channels=16)
+    with pytest.raises(ValueError, match=r"latents of .*train must be \(16, 2, 2, 4\), got \(4, 2, 2, 4\)"):
+        clip_stream(config, model, ALONE)
+    with pytest.raises(ValueError, match="prefix_frames"):
+        clip_stream(cached_config(tiny_files, cached, tmp_path, "objective.prefix_frames=5"), model, ALONE)
+
+
+def test_worlds_are_not_cached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = Path(__file__).parents[2] / "configs" / "tiny.toml"
+    assert main(["data", "cache", str(tiny), "--out", str(tmp_path / "cache")]) == 2
+    assert "data.kind" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,78 @@
+"""Streams of world clips: the same clips for any split over ranks, shared renders, and one step ahead."""
+
+import pytest
+import torch
+
+from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
+from merope.geometry.lenses import Pinhole, UnifiedCamera
+from merope.train.streams import Ahead, Examples, Share, WorldStream
+
+CPU = torch.device("cpu")
+CLIPS = WorldClips(frames=3, height=8, width=16, prefix_frames=1)
+MIXED = WorldClips(frames=3, height=8, width=16, prefix_frames=1, fov_deg=(60.0, 120.0), xi=(0.0, 1.0))
+
+
+def stream(
+    rank: int = 0, ranks: int = 1, micro_batch: int = 2, clips: WorldClips = CLIPS, **options: int
+) -> WorldStream:
+    return WorldStream(clips, 5, 4, Share(rank, ranks, micro_batch), 8, CPU, **options)
+
+
+def by_place(parts: list[Examples]) -> dict[int, tuple[str, torch.Tensor, torch.Tensor]]:
+    return {
+        place: (part.names[k], part.clean[k], part.cameras.world_from_camera[k])
+        for part in parts
+        for k, place in enumerate(part.places)
+    }
+
+
+@pytest.mark.parametrize("clips", [CLIPS, MIXED], ids=["one lens", "many lenses"])
+def test_any_split_over_ranks_gives_the_same_clips(clips: WorldClips) -> None:
+    whole = by_place(list(stream(micro_batch=4, clips=clips).step(3)))
+    split = by_place([part for rank in (0, 1) for part in stream(rank, 2, 1, clips).step(3)])
+    assert whole.keys() == split.keys() == {0, 1, 2, 3}
+    for place, (name, clean, poses) in whole.items():
+        assert split[place][0] == name
+        torch.testing.assert_close(split[place][1], clean, rtol=0, atol=2e-3)
+        assert torch.equal(split[place][2], poses)
+
+
+def test_steps_and_held_out_clips_never_share_a_world() -> None:
+    training = {name for step in range(3) for part in stream().step(step) for name in part.names}
+    held_out = {name for part in stream().held_out(4) for name in part.names}
+    assert len(training) == 12
+    assert len(held_out) == 4
+    assert all(int(name.split()[1]) >= HELD_OUT_SEEDS for name in training)
+    assert all(int(name.split()[1]) < HELD_OUT_SEEDS for name in held_out)
+
+
+def test_noise_draws_share_a_clip() -> None:
+    (part,) = stream(micro_batch=4, noise_draws=2).step(0)
+    assert part.names[0] == part.names[1] != part.names[2] == part.names[3]
+    assert torch.equal(part.clean[0], part.clean[1])
+    assert torch.equal(part.cameras.world_from_camera[2], part.cameras.world_from_camera[3])
+    assert part.cameras.world_from_camera.shape == (4, 3, 4, 4)
+
+
+def test_a_step_ahead_gives_the_same_clips() -> None:
+    ahead = Ahead(stream())
+    for step in (0, 1, 2, 7):
+        expected, got = by_place(list(stream().step(step))), by_place(list(ahead.step(step)))
+        assert [expected[place][0] for place in range(4)] == [got[place][0] for place in range(4)]
+        assert all(torch.equal(expected[place][1], got[place][1]) for place in range(4))
+
+
+def test_lenses_are_drawn_per_clip_within_their_ranges() -> None:
+    lens = MIXED.lenses(range(20))
+    assert isinstance(lens, UnifiedCamera)
+    assert lens.batch_shape == (20, 1)
+    assert 0.0 <= float(lens.xi.min()) < 0.3 < 0.7 < float(lens.xi.max()) <= 1.0
+    assert isinstance(CLIPS.lenses(range(20)), Pinhole)
+    assert CLIPS.lenses(range(20)).batch_shape == ()
+
+
+def test_clips_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="prefix_frames"):
+        WorldClips(frames=3, prefix_frames=3)
+    with pytest.raises(ValueError, match=r"fov_deg.*rising"):
+        WorldClips(fov_deg=(90.0, 60.0))
