@@ -22,6 +22,7 @@ VEHICLE_SPREAD = 0.03  # a scatter of 14°; real driving has 1e-5, hand-held vid
 LESS_CONSISTENT = 5.0  # how much larger a spread must be to count; honest hand-held paths differ by up to 2
 SPREAD_FLOOR = 2e-5  # below, noise of real poses decides
 BACKWARD = -0.7
+ALONG_AXIS, ACROSS_AXIS = 0.9999, 0.98  # cosines: within 0.8° of the optical axis, and more than 11° off it
 PATH_SHARE = 0.01  # of the given path's length: a shorter one is what an orbit about the origin leaves when inverted
 PAN_SHARE = 0.3  # of the inverted path's length: a shorter one is a pan on a tripod far from the origin
 UPRIGHT = 0.9
@@ -96,7 +97,8 @@ def _convention(trajectory: Trajectory, times_s: Tensor | None) -> Finding | Non
     is_too_fast = trajectory.is_metric and _median_pace(poses, times_s) > _largest_pace(times_s)
     comparable = given.length > PAN_SHARE * inverted.length
     comparable &= inverted.length > PATH_SHARE * given.length or is_too_fast
-    if comparable and inverted.is_vehicle_like and _is_less_consistent(given, inverted):
+    is_less_consistent = _is_less_consistent(given, inverted) or _goes_forward_only_inverted(given, inverted)
+    if comparable and inverted.is_vehicle_like and is_less_consistent:
         return _inverted_finding(given, inverted)
     if given.is_vehicle_like and given.along_axis < BACKWARD:
         return _backward_finding(given, may_be_inverted=not _is_less_consistent(inverted, given), poses=poses)
@@ -105,6 +107,15 @@ def _convention(trajectory: Trajectory, times_s: Tensor | None) -> Finding | Non
 
 def _is_less_consistent(a: Travel, b: Travel) -> bool:
     return a.spread > LESS_CONSISTENT * max(b.spread, SPREAD_FLOOR)
+
+
+def _goes_forward_only_inverted(given: Travel, inverted: Travel) -> bool:
+    """Nearly straight drives scatter little either way, but only one way leads exactly along the optical axis.
+
+    Which way is left to `_inverted_finding`: forwards, or backwards if the axes are wrong too.
+    """
+    is_along = abs(inverted.along_axis) > ALONG_AXIS and abs(given.along_axis) < ACROSS_AXIS
+    return is_along and given.spread > LESS_CONSISTENT * inverted.spread
 
 
 def _inverted_finding(given: Travel, inverted: Travel) -> Finding:
