@@ -102,7 +102,7 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     transformer.requires_grad_(config.model.trainable == "all")
     if config.branch != "none":
         torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
-        fresh = CameraBranch.for_transformer(transformer, config.branch).to(torch.float32)
+        fresh = CameraBranch.for_transformer(transformer, config.branch)
         branch = attach(transformer, config.branch)  # in the precision of the base model, which would round it
         for index, processor in branch.processors().items():
             processor.requires_grad_(True).to(torch.float32).load_state_dict(fresh.processors()[index].state_dict())
