@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_generate(commands.add_parser("generate", help="a trajectory, a prompt and first frames to a video"))
     _add_analyse(commands.add_parser("analyse", help="what a camera branch does in a model: two pictures and numbers"))
     _add_evaluate(commands.add_parser("evaluate", help="how well videos follow their camera paths; a report page"))
+    _add_fidelity(commands.add_parser("fidelity", help="FID and FVD of videos against reference videos"))
     _add_train(commands.add_parser("train", help="train a camera branch; the same command goes on after a stop"))
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="what")
     _add_bench_world(bench.add_parser("world", help="train an encoding on procedural worlds and measure its control"))
@@ -171,6 +172,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--estimator", default="colmap", help="colmap, opencv, precomputed, vggt-omega, vggt, …")
     parser.add_argument("--checkpoint", type=Path, help="weights of a learned estimator")
     parser.add_argument("--estimates", type=Path, metavar="FOLDER", help="recovered paths, for precomputed")
+    parser.add_argument("--fidelity", type=Path, metavar="FILE", help="fidelity.json: FID and FVD for the report")
     parser.add_argument("--workers", type=int, help="processes; by default one per core, or one with a checkpoint")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation"), help="folder of the report")
@@ -180,10 +182,35 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _evaluate(options: argparse.Namespace) -> int:
     import os
 
-    from merope.errors import invalid
     from merope.evaluate.recover import EstimatorChoice
     from merope.evaluate.results import as_text
     from merope.evaluate.run import evaluate
+
+    methods = _methods(options)
+    choice = EstimatorChoice(options.estimator, options.checkpoint)
+    workers = options.workers or (1 if options.checkpoint else os.cpu_count() or 1)
+    try:
+        results = evaluate(
+            options.commanded,
+            methods,
+            choice,
+            options.out,
+            workers,
+            options.estimates,
+            options.seed,
+            options.fidelity,
+        )
+    except KeyboardInterrupt:
+        print("\nmerope: interrupted; finished clips are kept, run the same command to go on", file=sys.stderr)
+        return 130
+    print(as_text(results))
+    print(f"wrote {options.out / 'report.html'}, results.json and clips.csv")
+    return 0
+
+
+def _methods(options: argparse.Namespace) -> dict[str, Path]:
+    """Folders of videos by the names of their methods, from --videos and --method."""
+    from merope.errors import invalid
 
     methods = {} if options.videos is None else {options.videos.resolve().name: options.videos}
     for given in options.method:
@@ -193,16 +220,44 @@ def _evaluate(options: argparse.Namespace) -> int:
         methods[name] = Path(folder)
     if not methods:
         raise invalid("--videos or --method", "given", "neither", "pass a folder of videos")
-    choice = EstimatorChoice(options.estimator, options.checkpoint)
-    workers = options.workers or (1 if options.checkpoint else os.cpu_count() or 1)
+    return methods
+
+
+def _add_fidelity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--videos", type=Path, metavar="FOLDER", help="videos of one method, named by its folder")
+    parser.add_argument(
+        "--method", action="append", default=[], metavar="NAME=FOLDER", help="videos of a method; repeat to compare"
+    )
+    parser.add_argument(
+        "--reference", type=Path, required=True, metavar="FOLDER", help="real videos, or statistics of them (.npz)"
+    )
+    parser.add_argument("--inception", type=Path, metavar="FILE", help="TorchScript detector of FID")
+    parser.add_argument("--i3d", type=Path, metavar="FILE", help="TorchScript detector of FVD")
+    parser.add_argument("--prefix-frames", type=int, default=9, help="first frames of every video that are left out")
+    parser.add_argument("--out", type=Path, default=Path("outputs/fidelity"), help="folder of fidelity.json")
+    parser.set_defaults(run=_fidelity)
+
+
+def _fidelity(options: argparse.Namespace) -> int:
+    import torch
+
+    from merope.evaluate.detectors import Detector, I3DDetector, InceptionDetector
+    from merope.evaluate.fidelity import as_text, fidelity
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    detectors: list[Detector] = []
+    if options.inception is not None:
+        detectors.append(InceptionDetector(options.inception, device))
+    if options.i3d is not None:
+        detectors.append(I3DDetector(options.i3d, device))
     try:
-        results = evaluate(options.commanded, methods, choice, options.out, workers, options.estimates, options.seed)
+        result = fidelity(_methods(options), options.reference, detectors, options.out, options.prefix_frames)
     except KeyboardInterrupt:
-        print("\nmerope: interrupted; finished clips are kept, run the same command to go on", file=sys.stderr)
+        print("\nmerope: interrupted; finished folders are kept, run the same command to go on", file=sys.stderr)
         return 130
-    print(as_text(results))
-    print(f"wrote {options.out / 'report.html'}, results.json and clips.csv")
-    return 0
+    print(as_text(result))
+    print(f"wrote {options.out / 'fidelity.json'}")
+    return 1 if result.left_out else 0
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:

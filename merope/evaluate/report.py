@@ -13,10 +13,18 @@ from pathlib import Path
 from merope.evaluate.discover import HOW_COUNTED
 from merope.evaluate.record import write_whole
 from merope.evaluate.report_clips import clips_section
-from merope.evaluate.report_columns import COLUMNS, Column, number, shown_columns, sort_button
+from merope.evaluate.report_columns import (
+    COLUMNS,
+    FIDELITY_COLUMNS,
+    Column,
+    number,
+    shown_columns,
+    shown_fidelity,
+    sort_button,
+)
 from merope.evaluate.report_plot import spread_plot
 from merope.evaluate.results import EVERYTHING, IN_COMMON, Results
-from merope.evaluate.summary import RESAMPLES, Interval, Summary
+from merope.evaluate.summary import RESAMPLES, Interval
 
 
 def write_report(results: Results, file: Path) -> None:
@@ -68,7 +76,7 @@ def _header(results: Results) -> str:
 
 
 def _summary(results: Results) -> str:
-    tables = _table(results, EVERYTHING, shown_columns(results))
+    tables = _table(results, EVERYTHING, [*shown_columns(results), *shown_fidelity(results)]) + _left_out(results)
     if IN_COMMON in results.summaries:
         tables += (
             "<h3>On the clips that every method has</h3>\n"
@@ -81,6 +89,14 @@ def _summary(results: Results) -> str:
         "<p>Mean over clips with its 95 % bootstrap interval; AUC pools the frame pairs of all clips."
         f"{ranks} Click a column to sort.</p>\n{tables}</section>\n"
     )
+
+
+def _left_out(results: Results) -> str:
+    """Videos that no FID and FVD has seen."""
+    lines = [] if results.fidelity is None else results.fidelity.left_out
+    if not lines:
+        return ""
+    return f"<p>Not in FID and FVD:</p>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>\n"
 
 
 def _manoeuvres(results: Results) -> str:
@@ -99,11 +115,11 @@ def _manoeuvres(results: Results) -> str:
 
 def _table(results: Results, group: str, columns: Sequence[Column]) -> str:
     """Methods ordered by CamMC from highest to lowest, as in the paper."""
-    rows = results.summaries[group]
+    rows = results.table(group)
     ranks = {column.name: _ranks(rows, column) for column in columns}
     order = sorted(rows, key=lambda method: (-_mean(rows[method], "cammc"), method))
     heads = "".join(sort_button(column.label, column.kind, column.meaning) for column in columns)
-    bodies = "".join(_row(results, group, method, rows[method], columns, ranks) for method in order)
+    bodies = "".join(_row(results, group, method, columns, ranks) for method in order)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="Table of {escape(group)}">'
         f'<table class="sortable"><thead><tr>{sort_button("Method", "text", "")}'
@@ -116,11 +132,11 @@ def _row(
     results: Results,
     group: str,
     method: str,
-    summary: Summary,
     columns: Sequence[Column],
     ranks: Mapping[str, Mapping[str, str]],  # column -> method -> tag
 ) -> str:
-    cells = "".join(_cell(summary.values.get(column.name), ranks[column.name].get(method, "")) for column in columns)
+    summary, values = results.summaries[group][method], results.table(group)[method]
+    cells = "".join(_cell(values.get(column.name), column, ranks[column.name].get(method, "")) for column in columns)
     own = [clip for clip in results.clips if clip.method == method and _is_in(clip.clip.manoeuvre, group)]
     commanded = summary.clips if group == IN_COMMON else len(own)
     measured = summary.clips - summary.failed_clips
@@ -132,20 +148,22 @@ def _is_in(manoeuvre: str, group: str) -> bool:
     return group in (EVERYTHING, manoeuvre)
 
 
-def _cell(interval: Interval | None, tag: str) -> str:
+def _cell(interval: Interval | None, column: Column, tag: str) -> str:
     if interval is None or math.isnan(interval.mean):
         return '<td data-v="">–</td>'
     opened, closed = (f"<{tag}>", f"</{tag}>") if tag else ("", "")
     hint = spread = ""
-    if not math.isnan(interval.low):
+    if column in FIDELITY_COLUMNS:  # comparable at equal n only
+        spread = f"<small>n = {interval.count:,}</small>"
+    elif not math.isnan(interval.low):
         bounds = f"{number(interval.low)} – {number(interval.high)}"
         hint, spread = f' title="95 %: {bounds}"', f"<small>{bounds}</small>"
     return f'<td data-v="{interval.mean!r}"{hint}>{opened}{number(interval.mean)}{closed}{spread}</td>'
 
 
-def _ranks(rows: Mapping[str, Summary], column: Column) -> dict[str, str]:
+def _ranks(rows: Mapping[str, Mapping[str, Interval]], column: Column) -> dict[str, str]:
     """Best in bold, second underlined, where there is something to compare; equal as printed is equal in rank."""
-    means = {method: _mean(summary, column.name) for method, summary in rows.items()}
+    means = {method: _mean(values, column.name) for method, values in rows.items()}
     known = {method: mean for method, mean in means.items() if math.isfinite(mean)}
     if column.kind == "number" or len(known) < 2:
         return {}
@@ -154,8 +172,8 @@ def _ranks(rows: Mapping[str, Summary], column: Column) -> dict[str, str]:
     return {method: tags[float(number(mean))] for method, mean in known.items() if float(number(mean)) in tags}
 
 
-def _mean(summary: Summary, name: str) -> float:
-    interval = summary.values.get(name)
+def _mean(values: Mapping[str, Interval], name: str) -> float:
+    interval = values.get(name)
     return math.inf if interval is None or math.isnan(interval.mean) else interval.mean
 
 
@@ -180,7 +198,8 @@ def _problems(results: Results) -> str:
 def _about(results: Results) -> str:
     settings = (*results.settings.items(), *results.versions.items())
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_plain(value))}</dd>" for name, value in settings)
-    meanings = "".join(f"<dt>{escape(column.label)}</dt><dd>{escape(column.meaning)}</dd>" for column in COLUMNS)
+    columns = (*COLUMNS, *shown_fidelity(results))
+    meanings = "".join(f"<dt>{escape(column.label)}</dt><dd>{escape(column.meaning)}</dd>" for column in columns)
     return (
         '<section id="about" aria-labelledby="about-title">\n<h2 id="about-title">About the numbers</h2>\n'
         f"<details><summary>What the columns mean</summary><dl>{meanings}</dl>"

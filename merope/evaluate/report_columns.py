@@ -14,7 +14,7 @@ Kind = Literal["lower", "higher", "number", "text"]  # lower or higher is better
 class Column:
     """A metric as a column."""
 
-    name: str  # a key of TITLES, of Summary.values and of ClipResult.value
+    name: str  # a key of TITLES, of Results.table and, but for FIDELITY_COLUMNS, of ClipResult.value
     kind: Kind
     meaning: str
     in_short_tables: bool = False
@@ -38,11 +38,23 @@ COLUMNS = (
     Column("metric_tr_percent", "lower", "tr% without scaling; metric estimators only."),
 )
 
+FIDELITY_COLUMNS = (
+    Column("fid", "lower", "Fréchet distance of the frames' Inception features to the reference's; falls with n."),
+    Column("fvd", "lower", "Fréchet distance of the videos' I3D features to the reference's; falls with n."),
+)
+"""Of a method's videos together: no clip has them."""
+
 
 def shown_columns(results: Results) -> list[Column]:
-    """Those that any method was measured in."""
+    """Those of clips that any method was measured in."""
     rows = results.summaries[EVERYTHING].values()
     return [column for column in COLUMNS if any(column.name in summary.values for summary in rows)]
+
+
+def shown_fidelity(results: Results) -> list[Column]:
+    """FID, FVD, both or none."""
+    rows = results.table(EVERYTHING).values()
+    return [column for column in FIDELITY_COLUMNS if any(column.name in values for values in rows)]
 
 
 def number(value: float) -> str:

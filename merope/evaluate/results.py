@@ -10,9 +10,10 @@ from pathlib import Path
 
 from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.discover import HOW_COUNTED, MANOEUVRES, ClipName, Problem
+from merope.evaluate.fidelity import Fidelity
 from merope.evaluate.metrics import STATIC_COMMAND, PoseMetrics, pose_metrics
 from merope.evaluate.record import Record, write_whole
-from merope.evaluate.summary import AUC_DEGREES, METRICS, RESAMPLES, Summary, summarise
+from merope.evaluate.summary import AUC_DEGREES, METRICS, RESAMPLES, Interval, Summary, summarise
 
 FORMAT = "merope-evaluation-1"
 EVERYTHING = "all clips"
@@ -28,6 +29,8 @@ TITLES = {
     "scale": "s*",
     "ate_m": "ATE m",
     "metric_tr_percent": "metric tr%",
+    "fid": "FID",
+    "fvd": "FVD",
 }
 """Metrics as people know them, in the order of the paper's tables."""
 
@@ -75,10 +78,20 @@ class Results:
     clips: tuple[ClipResult, ...]
     strays: tuple[Problem, ...]  # videos that nobody commanded
     summaries: Mapping[str, Mapping[str, Summary]]  # group -> method -> summary
+    fidelity: Fidelity | None = None  # FID and FVD, of methods that have them
 
     @property
     def problems(self) -> list[Problem]:
         return [problem for clip in self.clips for problem in clip.problems] + list(self.strays)
+
+    def table(self, group: str) -> dict[str, dict[str, Interval]]:
+        """Numbers by method and name. FID and FVD are of sets of videos, not means of clips: only among all clips."""
+        rows = {method: dict(summary.values) for method, summary in self.summaries[group].items()}
+        if group == EVERYTHING and self.fidelity is not None:
+            for method in rows.keys() & self.fidelity.methods.keys():
+                for name, score in self.fidelity.methods[method].scores.items():
+                    rows[method][name] = Interval(score.distance, math.nan, math.nan, score.count)
+        return rows
 
 
 def measure(
@@ -87,12 +100,13 @@ def measure(
     settings: Mapping[str, object],
     versions: Mapping[str, str],
     seed: int = 0,
+    fidelity: Fidelity | None = None,
 ) -> Results:
     """All numbers of a run. Nothing is drawn at random but the bootstrap, by `seed`."""
     clips = tuple(_clip(record) for record in records)
     methods = tuple(dict.fromkeys(clip.method for clip in clips))
     groups = {name: _summaries(group, seed) for name, group in _groups(clips, methods).items()}
-    return Results(settings, versions, methods, clips, tuple(strays), groups)
+    return Results(settings, versions, methods, clips, tuple(strays), groups, fidelity)
 
 
 def _clip(record: Record) -> ClipResult:
@@ -164,6 +178,7 @@ def as_json(results: Results) -> dict[str, object]:
             group: {method: _finite(asdict(summary)) for method, summary in rows.items()}
             for group, rows in results.summaries.items()
         },
+        "fidelity": None if results.fidelity is None else asdict(results.fidelity),
         "clips": [_clip_document(clip) for clip in results.clips],
         "problems": [asdict(one) | {"counts": HOW_COUNTED[one.kind]} for one in results.problems],
     }
@@ -210,19 +225,26 @@ def as_csv(results: Results) -> str:
 
 def as_text(results: Results) -> str:
     """The summary and every problem, for a terminal."""
-    columns = ("rot_deg", "tr_percent", "auc_3", "auc_10", "cammc")
-    width = max(len(method) for method in results.methods)
-    lines = []
-    for group, rows in results.summaries.items():
-        lines.append(f"{group}:")
-        lines.append(" " * (width + 2) + "  rot° ↓   tr% ↓  AUC@3 ↑ AUC@10 ↑  CamMC ↓   measured")
-        for method, summary in rows.items():
-            values = [summary.values[name].mean if name in summary.values else math.nan for name in columns]
-            cells = " ".join(f"{'–':>8}" if math.isnan(value) else f"{value:8.3f}" for value in values)
-            measured = f"{summary.clips - summary.failed_clips} of {summary.clips}"
-            lines.append(f"  {method:<{width}}{cells}   {measured}")
+    lines = [line for group in results.summaries for line in _table_lines(results, group)]
+    if results.fidelity is not None:
+        lines += [f"not in FID and FVD, {line}" for line in results.fidelity.left_out]
     if results.problems:
         lines.append(f"problems ({len(results.problems)}):")
     for one in results.problems:
         lines.append(f"  {one.method}: {one.clip}: {one.kind}: {one.reason} [{HOW_COUNTED[one.kind]}]")
     return "\n".join(lines)
+
+
+def _table_lines(results: Results, group: str) -> list[str]:
+    arrows = {"rot_deg": "↓", "tr_percent": "↓", "auc_3": "↑", "auc_10": "↑", "cammc": "↓", "fid": "↓", "fvd": "↓"}
+    table = results.table(group)
+    present = {name for values in table.values() for name in values}
+    columns = [name for name in arrows if name in present or name not in ("fid", "fvd")]
+    heads = " ".join(f"{f'{TITLES[name]} {arrows[name]}':>8}" for name in columns)
+    width = max(len(method) for method in results.methods)
+    lines = [f"{group}:", f"  {'':<{width}}{heads}   measured"]
+    for method, summary in results.summaries[group].items():
+        values = [table[method][name].mean if name in table[method] else math.nan for name in columns]
+        cells = " ".join(f"{'–':>8}" if math.isnan(value) else f"{value:8.3f}" for value in values)
+        lines.append(f"  {method:<{width}}{cells}   {summary.clips - summary.failed_clips} of {summary.clips}")
+    return lines

@@ -23,6 +23,7 @@ import torch
 
 from merope.errors import invalid
 from merope.evaluate.discover import Job, match, read_commanded
+from merope.evaluate.fidelity import Fidelity, read_fidelity
 from merope.evaluate.record import Record, read_record, write_record
 from merope.evaluate.recover import EstimatorChoice, built, failed, recover
 from merope.evaluate.report import write_report
@@ -50,6 +51,7 @@ def evaluate(
     workers: int = 1,
     estimates: Path | None = None,
     seed: int = 0,
+    fidelity: Path | None = None,  # fidelity.json of the same methods
 ) -> Results:
     """Folders of videos against their commanded paths; writes results.json, clips.csv and report.html to `out`.
 
@@ -57,6 +59,7 @@ def evaluate(
         with a sub-folder for each. The call can be interrupted and repeated at any time.
     """
     _check_choice(choice, estimates)
+    distances = None if fidelity is None else _fidelity_of(fidelity, methods)
     jobs, strays = match(read_commanded(commanded), methods, estimates)
     records = recover_all(jobs, choice, out, workers)
     print(f"measuring {len(records)} clips", file=sys.stderr)
@@ -67,9 +70,10 @@ def evaluate(
         "checkpoint": None if choice.checkpoint is None else str(choice.checkpoint),
         "weights_sha256": next((one.weights_sha256 for one in records if one.weights_sha256), None),
         "estimates": None if estimates is None else str(estimates),
+        "fidelity": None if fidelity is None else str(fidelity),
         "seed": seed,
     }
-    results = measure(records, strays, settings, versions(), seed)
+    results = measure(records, strays, settings, versions(), seed, distances)
     write_results(results, out)
     write_report(results, out / "report.html")
     return results
@@ -84,6 +88,15 @@ def _check_choice(choice: EstimatorChoice, estimates: Path | None) -> None:
         raise invalid("estimates", expected, f"{estimates} with {choice.name}", "pass both or neither")
     if estimates is not None and not estimates.is_dir():
         raise invalid("estimates", "a folder", f"{estimates}, which is none", "check the path")
+
+
+def _fidelity_of(file: Path, methods: Mapping[str, Path]) -> Fidelity:
+    """FID and FVD of methods that are evaluated; one without them has a dash, one that nobody evaluates is refused."""
+    fidelity = read_fidelity(file)
+    if not fidelity.methods.keys() <= methods.keys():
+        expected, got = f"of methods among {', '.join(methods)}", ", ".join(fidelity.methods)
+        raise invalid(f"fidelity {file}", expected, got, "give methods the same names in both commands")
+    return fidelity
 
 
 def recover_all(jobs: Sequence[Job], choice: EstimatorChoice, out: Path, workers: int = 1) -> list[Record]:
