@@ -307,8 +307,7 @@ def _bench_world(options: argparse.Namespace) -> int:
 
     config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
     test = WorldTest(worlds=options.worlds)
-    if not (config.run.out / "trained").is_dir():
-        train(config)
+    train(config)  # a finished run of the same config is only written out again, another one is refused
     if options.until != "trained":
         generate_row(config, test, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if options.until == "scored":

@@ -4,7 +4,9 @@ A row is one config and one seed: same initialisation, data order, steps and opt
 after the prefix cannot be told from it, so a model that does not look at the cameras must fail.
 """
 
+import hashlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from math import radians
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -135,14 +138,32 @@ def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeli
 
 
 def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:
-    """Generate the test clips of a trained row into its folder; what is there already is kept."""
+    """Generate the test clips of a trained row into its folder; those of the same test and weights are kept."""
     file = config.run.out / "generated.safetensors"
-    about = {"test": json.dumps(vars(test))}
-    if not file.exists():
-        commanded = commanded_clips(test, world_clips(config), device)
-        pipeline, prefix = load_trained(config, device), config.objective.prefix_frames
-        save_file(generate_clips(pipeline, commanded, test, prefix, config.branch != "none"), file, about)
+    pipeline, prefix = load_trained(config, device), config.objective.prefix_frames
+    about = {"test": json.dumps(vars(test)), "trained": _weights_digest(config.run.out / "trained")}
+    if _about(file) != about:
+        commanded, part = commanded_clips(test, world_clips(config), device), file.with_suffix(".part")
+        save_file(generate_clips(pipeline, commanded, test, prefix, config.branch != "none"), part, about)
+        os.replace(part, file)
     return file
+
+
+def _about(file: Path) -> dict[str, str] | None:
+    """What videos were generated from; None where there are none, or half a file."""
+    try:
+        with safe_open(file, "pt") as videos:
+            return videos.metadata()
+    except (OSError, SafetensorError):
+        return None
+
+
+def _weights_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.safetensors")):
+        digest.update(str(file.relative_to(folder)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _together(cameras: Sequence[Cameras]) -> Cameras:  # each [T] -> [B, T]

@@ -39,14 +39,18 @@ class Score:
 
 
 def score_clip(clip: CommandedClip, video: Tensor, prefix_frames: int) -> Score:  # uint8 [T, H, W, 3]
-    """Recover the poses of a video of a world and compare them with the command."""
+    """Recover the poses of a video of a world and compare them with the command.
+
+    The prefix was given and is always right: a clip of which nothing else was recovered has failed.
+    """
     estimate = RenderAnchoredEstimator(clip.world, clip.cameras)(video)
-    commanded = clip.cameras.world_from_camera
+    commanded, valid = clip.cameras.world_from_camera, estimate.valid
+    valid = valid & valid[prefix_frames:].any()
     return Score(
         name=clip.name,
         manoeuvre=clip.manoeuvre,
-        metrics=pose_metrics(commanded, estimate.world_from_camera, estimate.valid, is_metric=True),
-        pairs=pair_errors(commanded, estimate.world_from_camera, estimate.valid),
+        metrics=pose_metrics(commanded, estimate.world_from_camera, valid, is_metric=True),
+        pairs=pair_errors(commanded, estimate.world_from_camera, valid),
         psnr_db=psnr_db(video[prefix_frames:], clip.true[prefix_frames:]),
         recovered=estimate.world_from_camera,
     )
@@ -120,6 +124,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def _cell(interval: dict[str, float] | None) -> str:
     if interval is None or interval["mean"] is None or math.isnan(interval["mean"]):
         return "–"
+    if interval["low"] is None:
+        return f"{interval['mean']:.2f}"
     return f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
 
 

@@ -26,7 +26,7 @@ INVERTED_RATIO = 0.25
 ERRORS = ("rot_deg", "rot_err", "scale", "tr_percent", "trans_err", "cammc", "ate_m", "metric_tr_percent")
 STATIC_COMMAND = "static commanded path"
 CLOSED_COMMAND = "commanded path ends where it began"
-TOO_FEW_FRAMES = "fewer than two frames with a pose"
+TOO_FEW_FRAMES = "a pose in fewer than half of the frames"
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ def pose_metrics(
     """The paper's errors of an estimated path against the commanded one, in float64.
 
     Frames of `estimated` with `valid` False are not read. Both paths are relative to the first valid frame, which is
-    the paper's first frame unless that one failed. The chord of tr% is the commanded one, whichever frames failed.
-    `is_metric` says that the estimate is in metres.
+    the paper's first frame unless that one failed; with poses in fewer than half of the frames nothing is defined. The
+    chord of tr% is the commanded one, whichever frames failed. `is_metric` says that the estimate is in metres.
     """
     commanded, estimated, valid = checked_paths(commanded, estimated, valid)
     seen = valid.nonzero()[:, 0]
     chord_m = float((commanded[-1, :3, 3] - commanded[0, :3, 3]).norm())
     errors, static_estimate = dict.fromkeys(ERRORS, math.nan), False
     reasons: tuple[str, ...] = (TOO_FEW_FRAMES,)
-    if len(seen) >= 2:
+    if len(seen) >= max(2, len(valid) / 2):  # a clean prefix that is found again says nothing about what was generated
         here, there = relative_to_first(commanded[seen]), relative_to_first(estimated[seen])
         errors = _rotation_errors(here, there, len(valid)) | _translation_errors(here, there, len(valid), chord_m)
         reasons = _undefined_reasons(here, chord_m)

@@ -44,9 +44,7 @@ def built(choice: EstimatorChoice) -> PoseEstimator:
 def recover(job: Job, choice: EstimatorChoice) -> Record:
     """The poses of one video. Whatever is wrong with the clip is in the record; nothing is raised for it."""
     try:
-        command = job.commanded.trajectory()
-        if command.count < 2:
-            raise invalid(f"poses in {job.commanded.poses}", "at least two", command.count, "one pose is no motion")
+        command = _command(job)
     except (OSError, ValueError) as error:
         return failed(job, "unreadable poses", str(error))
     if job.refusal is not None or job.video is None:
@@ -56,11 +54,26 @@ def recover(job: Job, choice: EstimatorChoice) -> Record:
     except (OSError, ValueError) as error:
         return failed(job, "unreadable video", str(error), command)
     try:
-        estimate = _estimate(job, choice, frames, _lens_of(command, frames))
+        estimate = _estimate(job, choice, frames, video_frames, _lens_of(command, frames))
     except Exception as error:  # of any library below: one clip must not end a run of hundreds
         record = failed(job, "estimator stopped", f"{type(error).__name__}: {error}", command)
         return replace(record, thumbnails=thumbnails(frames))
     return _record(job, command, frames, video_frames, estimate)
+
+
+def stopped(job: Job, reason: str) -> Record:
+    """The record of a clip whose process died. Its command is read again: every pair of its frames is a miss."""
+    try:
+        return failed(job, "estimator stopped", reason, _command(job))
+    except (OSError, ValueError) as error:
+        return failed(job, "unreadable poses", str(error))
+
+
+def _command(job: Job) -> Trajectory:
+    command = job.commanded.trajectory()
+    if command.count < 2:
+        raise invalid(f"poses in {job.commanded.poses}", "at least two", command.count, "one pose is no motion")
+    return command
 
 
 def _refusal(job: Job) -> tuple[str, str]:
@@ -89,6 +102,8 @@ def decode(video: Path, limit: int) -> tuple[Tensor, int]:  # uint8 [T ≤ limit
         raise ValueError(f"video {video} cannot be decoded ({error}); generate it again") from error
     if not frames:
         raise ValueError(f"video {video} has no frames; generate it again")
+    if len({frame.shape for frame in frames}) > 1:
+        raise ValueError(f"video {video} has frames of different sizes; generate it again")
     return torch.stack(frames), count
 
 
@@ -100,10 +115,10 @@ def _lens_of(command: Trajectory, frames: Tensor) -> Lens | None:  # uint8 [T, H
     return resized(lens, frames.shape[2], frames.shape[1])
 
 
-def _estimate(job: Job, choice: EstimatorChoice, frames: Tensor, lens: Lens | None) -> PoseEstimate:
+def _estimate(job: Job, choice: EstimatorChoice, frames: Tensor, video_frames: int, lens: Lens | None) -> PoseEstimate:
     if job.estimate is None:
         return built(choice)(frames, lens)
-    return replace(PrecomputedEstimator(job.estimate)(frames, lens), name="precomputed")
+    return replace(PrecomputedEstimator(job.estimate, video_frames=video_frames)(frames, lens), name="precomputed")
 
 
 def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, estimate: PoseEstimate) -> Record:
@@ -117,7 +132,7 @@ def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, es
         kind = "fewer frames" if video_frames < count else "more frames"
         problems.append(Problem(job.method, clip, kind, f"the video has {video_frames} frames, the path {count} poses"))
     found = int(valid.sum())
-    if found < len(frames):
+    if found < max(len(frames), 2):
         kind = "recovery failed" if found < 2 else "partial recovery"
         reason = f"{found} of {len(frames)} frames have a pose"
         problems.append(Problem(job.method, clip, kind, f"{reason} ({estimate.note})" if estimate.note else reason))

@@ -25,7 +25,7 @@ from merope.errors import invalid
 from merope.evaluate.discover import Job, match, read_commanded
 from merope.evaluate.fidelity import Fidelity, read_fidelity
 from merope.evaluate.record import Record, read_record, write_record
-from merope.evaluate.recover import EstimatorChoice, built, failed, recover
+from merope.evaluate.recover import EstimatorChoice, built, recover, stopped
 from merope.evaluate.report import write_report
 from merope.evaluate.results import Results, measure, write_results
 
@@ -211,7 +211,7 @@ def _run_alone(task: Task) -> Record:
         try:
             return pool.submit(_run, task).result()
         except BrokenProcessPool:
-            return failed(task.job, "estimator stopped", "its process died, for want of memory or by a fault inside")
+            return stopped(task.job, "its process died, for want of memory or by a fault inside")
 
 
 def _run(task: Task) -> Record:

@@ -35,7 +35,7 @@ class Summary:
     clips: int
     values: dict[str, Interval]  # METRICS that were measured; auc_3, auc_10 pooled and auc_3_per_clip, auc_10_per_clip
     undefined: dict[str, int]  # reason -> clips in which some numbers are undefined
-    failed_clips: int  # fewer than two frames with a pose: in no mean, but in the AUC
+    failed_clips: int  # fewer than half of the frames with a pose: in no mean, but in the AUC
     incomplete_clips: int  # some frames without a pose
     failed_frames: int
     frames: int

@@ -1,16 +1,20 @@
 """A folder run: who is matched with whom, what each trouble counts as, and that interruptions leave no trace."""
 
 import csv
+import io
 import json
 import math
 import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import pytest
 import torch
+from PIL import Image
 from scenes import PINHOLE, curved_drive, straight_drive
 from torch import Tensor
 
@@ -24,7 +28,7 @@ from merope.evaluate.estimators import ESTIMATORS
 from merope.evaluate.estimators.protocol import PoseEstimate, failed
 from merope.evaluate.metrics import pose_metrics
 from merope.evaluate.recover import EstimatorChoice, decode
-from merope.evaluate.results import EVERYTHING, IN_COMMON, Results, as_text
+from merope.evaluate.results import EVERYTHING, IN_COMMON, Results, as_text, measure
 from merope.evaluate.run import Task, _in_processes, evaluate
 from merope.geometry.lenses import Lens
 
@@ -265,6 +269,49 @@ def test_processes_give_the_same_as_one(two_methods: Path) -> None:
     assert outputs(two_methods / "1") == outputs(two_methods / "2")
 
 
+@pytest.mark.parametrize("poses", [10, FRAMES])
+def test_precomputed_poses_of_a_longer_video_are_those_of_its_first_frames(tmp_path: Path, poses: int) -> None:
+    write_path(tmp_path / "commanded/a.json", curved_drive(FRAMES))
+    write_path(tmp_path / "estimates/a.json", curved_drive(10)[:poses])
+    (tmp_path / "videos").mkdir()
+    write_clip(tmp_path / "videos/a.mp4", frames=10)
+    choice, videos = EstimatorChoice("precomputed"), {"ours": tmp_path / "videos"}
+    results = evaluate(tmp_path / "commanded", videos, choice, tmp_path / "out", estimates=tmp_path / "estimates")
+    assert kinds(results) == {"a": {"more frames"}}
+    assert results.clips[0].value("cammc") == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_video_of_one_frame_has_failed_and_says_so(tmp_path: Path) -> None:
+    write_path(tmp_path / "commanded/a.json", curved_drive(FRAMES))
+    write_path(tmp_path / "estimates/a.json", curved_drive(1))
+    (tmp_path / "videos").mkdir()
+    write_clip(tmp_path / "videos/a.mp4", frames=1)
+    choice, videos = EstimatorChoice("precomputed"), {"ours": tmp_path / "videos"}
+    results = evaluate(tmp_path / "commanded", videos, choice, tmp_path / "out", estimates=tmp_path / "estimates")
+    assert kinds(results) == {"a": {"fewer frames", "recovery failed"}}
+
+
+def test_a_video_whose_size_changes_is_unreadable(stand_in: Callable[..., StandIn], folder: Path) -> None:
+    stand_in()
+    write_growing_video(folder / "videos/corrupt.mkv")
+    (folder / "videos/corrupt.mp4").unlink()
+    results = run(folder)
+    assert kinds(results)["corrupt"] == {"unreadable video"}
+    assert any("different sizes" in problem.reason for problem in results.problems)
+
+
+def write_growing_video(file: Path) -> None:
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mjpeg", rate=12)
+        stream.width, stream.height, stream.pix_fmt = 64, 32, "yuvj420p"
+        for t in range(FRAMES):
+            buffer = io.BytesIO()
+            Image.new("RGB", (64, 32) if t < 4 else (96, 48)).save(buffer, "JPEG")
+            packet = av.Packet(buffer.getvalue())
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, t, t, Fraction(1, 12)
+            container.mux(packet)
+
+
 class Deadly:
     """A choice whose estimator takes its process with it."""
 
@@ -288,6 +335,9 @@ def test_a_process_that_dies_costs_its_clip_only(two_methods: Path) -> None:
     records = dict(_in_processes(tasks, 1))
     assert [problem.kind for problem in records[0].problems] == ["estimator stopped"]
     assert "died" in records[0].problems[0].reason
+    measured = measure([records[0], records[1]], [], {}, {}).summaries[EVERYTHING]["good"]
+    assert (measured.clips, measured.failed_clips) == (2, 1)
+    assert measured.values["auc_10"].mean == pytest.approx(50.0)  # every pair of the lost clip is a miss
     assert bool(records[1].valid.all())
 
 

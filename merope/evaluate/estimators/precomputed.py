@@ -18,12 +18,14 @@ class PrecomputedEstimator:
     """The poses of one clip from a file or folder (docs/formats.md).
 
     One pose per frame; or fewer, where the format names its images by frame number, as a COLMAP model does that could
-    not register all. `is_metric` overrules what the format implies.
+    not register all. `is_metric` overrules what the format implies. `video_frames` is the length of the video that the
+    file was made from, where only its first frames are asked for.
     """
 
     path: Path | str
     format: str | None = None
     is_metric: bool | None = None
+    video_frames: int | None = None
 
     @property
     def name(self) -> str:
@@ -33,15 +35,17 @@ class PrecomputedEstimator:
         check_frames(frames, None)
         trajectory = read(self.path, self.format, is_metric=self.is_metric)
         index = self._frames_of(trajectory, len(frames))
+        asked = index < len(frames)
         poses = torch.eye(4, dtype=torch.float64).repeat(len(frames), 1, 1)
         valid = torch.zeros(len(frames), dtype=torch.bool)
-        poses[index], valid[index] = trajectory.world_from_camera, True
-        missing = len(frames) - len(index)
+        poses[index[asked]], valid[index[asked]] = trajectory.world_from_camera[asked], True
+        missing = len(frames) - int(asked.sum())
         note = f"{missing} of {len(frames)} frames are not in the file" if missing else ""
         return PoseEstimate(poses, valid, trajectory.is_metric, self.name, note=note)
 
     def _frames_of(self, trajectory: Trajectory, count: int) -> Tensor:  # int64 [poses]
         """The frame of each pose. Image numbers count from 0 or from 1; which, must show in the first or the last."""
+        asked, count = count, self.video_frames or count
         if trajectory.count == count:
             return torch.arange(count)
         stems = [Path(name).stem for name in trajectory.frame_names or ()]
@@ -52,6 +56,8 @@ class PrecomputedEstimator:
                 return numbers
             if low > 0 and high == count:
                 return numbers - 1
+        if trajectory.count == asked:
+            return torch.arange(asked)
         got = f"{trajectory.count} poses for {count} frames"
         fix = "write one pose per frame, or name the images of a partial model 000000, 000001, …"
         raise invalid(f"poses in {self.path}", "one per frame, or numbered by frame", got, fix)
