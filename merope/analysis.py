@@ -272,7 +272,8 @@ def _strides(model: str) -> tuple[int, int]:
     library, _ = DiffusionPipeline.load_config(model).get("vae") or (None, None)
     if library is None:
         return 1, 1
-    config = AutoencoderKLWan.load_config(model, subfolder="vae")
+    with torch.device("meta"):  # files of Wan2.1 leave the strides to the defaults of the class
+        config = AutoencoderKLWan.from_config(AutoencoderKLWan.load_config(model, subfolder="vae")).config
     return config["scale_factor_temporal"], config["scale_factor_spatial"]
 
 

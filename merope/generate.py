@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 BIRDSEYE_PX = 480
 DEFAULT_GUIDANCE = 5.0  # Wan's
+OUTPUT_SUFFIXES = (".mp4", ".cameras.json", ".birdseye.png", ".json")
 ASPECT_TOLERANCE = 0.02  # of the ratio of the sides: cropping to whole tokens stays below
 
 
@@ -84,6 +86,15 @@ class GenerateConfig:
                 raise invalid(name, "at least 1", getattr(self, name), f"the default is {getattr(type(self), name)}")
         if not 0.0 < self.fps < math.inf:
             raise invalid("fps", "positive and finite", self.fps, "pass frames per second, such as 12")
+        self._check_outputs()
+
+    def _check_outputs(self) -> None:
+        """Refuse a name for the clip under which one of its files would replace an input."""
+        inputs = {path.resolve() for path in (self.trajectory, self.lens, self.prefix) if path is not None}
+        for suffix in OUTPUT_SUFFIXES:
+            path = self.out.with_suffix(suffix)
+            if path.resolve() in inputs:
+                raise invalid("out", "a clip whose files replace no input", f"{path}, an input", "choose another name")
 
     @property
     def run_device(self) -> str:
@@ -292,17 +303,19 @@ def _guidance(config: GenerateConfig, has_text: bool) -> float:
 
 
 def _write_clip(config: GenerateConfig, path: Trajectory, frames: Tensor, prefix_count: int) -> None:
-    """Video, cameras and bird's-eye view; the video last and at once."""
+    """Video, cameras and bird's-eye view; made aside, so that an interrupted run leaves none of them."""
     out = config.out
     out.parent.mkdir(parents=True, exist_ok=True)
-    formats.write(path, out.with_suffix(".cameras.json"))
     paths = {"commanded": path.world_from_camera}
     if prefix_count:
         paths["prefix"] = path.world_from_camera[:prefix_count]
-    write_image(birdseye_image(paths, BIRDSEYE_PX, BIRDSEYE_PX), out.with_suffix(".birdseye.png"))
-    partial = out.with_suffix(".partial.mp4")
-    write_video(frames, partial, config.fps)
-    partial.replace(out)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.stem}-") as aside:
+        clip = Path(aside) / out.name
+        write_video(frames, clip, config.fps)
+        formats.write(path, clip.with_suffix(".cameras.json"))
+        write_image(birdseye_image(paths, BIRDSEYE_PX, BIRDSEYE_PX), clip.with_suffix(".birdseye.png"))
+        for made in sorted(Path(aside).iterdir()):
+            made.replace(out.parent / made.name)
 
 
 def _record(

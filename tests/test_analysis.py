@@ -16,7 +16,7 @@ from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attach, detach
-from merope.analysis import analyse, modulation_amplitude, recording, watch_sampling
+from merope.analysis import _strides, analyse, modulation_amplitude, recording, watch_sampling
 from merope.cli import main
 from merope.data import formats
 from merope.data.trajectory import Trajectory
@@ -251,3 +251,14 @@ def test_marks_are_per_frame() -> None:
             block.attn1.to_q.bias.zero_()
     mass: Tensor = analyse(transformer, **inputs()).backbone_mass
     assert torch.allclose(mass, torch.full((2, 3, 3), 1 / 3), atol=1e-6)
+
+
+def test_strides_that_the_file_leaves_to_the_defaults(tmp_path: Path) -> None:
+    """vae/config.json of Wan2.1 was written before the strides had names in it."""
+    pipe = tiny_pipeline(with_branch=False)
+    WanPipeline(**pipe.components).save_pretrained(tmp_path)
+    file = tmp_path / "vae" / "config.json"
+    config = json.loads(file.read_text())
+    assert _strides(str(tmp_path)) == (config.pop("scale_factor_temporal"), config.pop("scale_factor_spatial"))
+    file.write_text(json.dumps(config))
+    assert _strides(str(tmp_path)) == (4, 8)

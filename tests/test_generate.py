@@ -372,3 +372,32 @@ def test_unreachable_hub_is_named(
     assert "model nobody/nothing is neither a folder here nor found on the hub" in capsys.readouterr().err
     assert main(arguments(files, tmp_path / "clip.mp4", branch="nobody/nothing")) == 2
     assert "branch nobody/nothing is neither a folder here nor found on the hub" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"trajectory": "drive.json"}, {"prefix": "drive.mp4"}, {"lens": "drive.cameras.json"}]
+)
+def test_no_output_replaces_an_input(tmp_path: Path, inputs: dict[str, str]) -> None:
+    paths = {"trajectory": tmp_path / "path.json", **{name: tmp_path / file for name, file in inputs.items()}}
+    with pytest.raises(ValueError, match="an input"):
+        GenerateConfig(model="m", branch="b", out=tmp_path / "drive.mp4", **paths)
+
+
+def test_a_branch_without_weights_of_its_own(files: Path, tmp_path: Path) -> None:
+    """ReRoPE's folder holds a config alone."""
+    carved = {"integration": "rerope", "blocks": "every", "carve": (6, 6, 6)}
+    options = {"partition": (6, 6, 6, 0), "fractions": (0.0, 1.0)}
+    transformer = tiny_wan(num_layers=2)
+    attach(transformer, tiny_config(**carved, encoding_options=options)).save_pretrained(tmp_path / "rerope")
+    assert main(arguments(files, tmp_path / "clip.mp4", branch=tmp_path / "rerope")) == 0
+    assert (tmp_path / "clip.mp4").is_file()
+
+
+def test_stopped_while_writing_leaves_nothing(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(frames: torch.Tensor, path: Path, fps: float) -> None:
+        path.write_bytes(b"half a clip")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("merope.generate.write_video", stopped)
+    assert main(arguments(files, tmp_path / "clip.mp4")) == 130
+    assert not list(tmp_path.iterdir())

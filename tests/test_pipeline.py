@@ -23,7 +23,7 @@ from merope.adapters.wan import attach, detach
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.pipeline.camera_video import CameraVideoPipeline
-from merope.pipeline.conditions import latent_cameras
+from merope.pipeline.conditions import latent_cameras, prefix_tensor
 from merope.pipeline.strides import VideoStrides
 
 SIZE = {"height": HEIGHT, "width": WIDTH}
@@ -445,3 +445,13 @@ def test_suggested_sizes_are_valid_and_nearest(height: int, width: int, frames: 
         unit = vae[0] if name == "num_frames" else step
         assert abs(int(suggestion) - given[name]) < unit or given[name] < 1
         strides.check(**{"height": step, "width": step, "num_frames": 1, name: int(suggestion)})
+
+
+def test_frames_as_other_libraries_hold_them() -> None:
+    """OpenCV's colours turned round are a view with a negative stride; lists of arrays and bare images are named."""
+    frames = video(5).numpy()
+    assert torch.equal(prefix_tensor(frames[..., ::-1])[0], torch.from_numpy(frames[..., ::-1].copy()))
+    image = Image.fromarray(frames[0])
+    for wrong in (list(frames), image, [[image]], ["a.png"]):
+        with pytest.raises(ValueError, match="a list of PIL images, got"):
+            prefix_tensor(wrong)  # type: ignore[arg-type]

@@ -109,7 +109,7 @@ class CameraInput:
         self.branch = branch
         self._kept: list[tuple[tuple[object, ...], CameraCondition]] = []
         self._pending: CameraCondition | None = None
-        self._references: Tensor | None = None  # [B, R·P, width] on the way to the blocks
+        self._embed: nn.Module | None = None  # makes tokens of the references, on the way to the blocks
         self._extra_frames = 0  # of the forward under way, to be dropped from its output
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CameraInput":
@@ -128,23 +128,26 @@ class CameraInput:
         given = dict(kwargs.get("attention_kwargs") or {})
         cameras, times = given.pop(CAMERAS, None), given.pop(TIMES, None)
         condition = self.condition(cameras, latents, times, given.pop(HISTORY, None))
-        self._pending, self._references, self._extra_frames = condition, None, 0
+        self._pending, self._embed, self._extra_frames = condition, None, 0
         if condition.appended is not None:
             self._extra_frames = condition.appended.count
             args, kwargs = with_references(args, kwargs, condition.appended, transformer.config.patch_size)
         elif condition.history is not None:
-            patches = transformer.patch_embedding(condition.history.latents.to(latents))
-            self._references = patches.flatten(2).transpose(1, 2)
+            self._embed = transformer.patch_embedding  # offloaded weights are not on the device before the forward
         return args, {**kwargs, "attention_kwargs": given}
 
     def after_rope(self, rope: nn.Module, args: tuple[Any, ...], native: tuple[Tensor, Tensor]) -> CameraRotary:
         """Forward hook of the rotary embedding: hand the cameras to the blocks."""
-        (condition, references), self._pending, self._references = (self._pending, self._references), None, None
+        (condition, embed), self._pending, self._embed = (self._pending, self._embed), None, None
         if condition is None:
             fix = "call the transformer, not its parts"
             raise invalid(CAMERAS, "given before the rotary embedding runs", None, fix)
         if condition.appended is not None:
             native = tagged_phases(rope, native, condition.appended)
+        references = None
+        if embed is not None and condition.history is not None:
+            latents: Tensor = args[0]  # what the rotary embedding is asked about
+            references = embed(condition.history.latents.to(latents)).flatten(2).transpose(1, 2)
         return CameraRotary((native[0], native[1]), condition, references)
 
     def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -22,6 +22,7 @@ from merope.adapters.saving import read_branch
 from merope.errors import invalid
 
 ATTACHMENT = "_merope_attachment"
+PROCESSOR = r"attn1\.processor"
 
 
 @dataclass
@@ -31,6 +32,7 @@ class _Attachment:
     branch: CameraBranch
     inputs: CameraInput
     hooks: list[RemovableHandle]
+    uncast: Any  # the transformer's `_skip_layerwise_casting_patterns` before
 
 
 def attach(transformer: WanTransformer3DModel, config: CameraBranchConfig | None = None) -> CameraBranch:
@@ -66,6 +68,7 @@ def detach(transformer: WanTransformer3DModel) -> CameraBranch:
         raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
     for hook in attachment.hooks:
         hook.remove()
+    transformer._skip_layerwise_casting_patterns = attachment.uncast
     for index, processor in attachment.branch.processors().items():
         _self_attention(transformer, index).set_processor(processor.base)
         processor.base = None
@@ -91,7 +94,8 @@ def _install(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
     for index, processor in branch.processors().items():
         attn = _self_attention(transformer, index)
         weight = attn.to_q.weight
-        processor.to(weight.device, weight.dtype if weight.is_floating_point() else torch.bfloat16)
+        computes = weight.is_floating_point() and weight.dtype.itemsize > 1  # not float8, only kept for storage
+        processor.to(weight.device, weight.dtype if computes else torch.bfloat16)
         processor.train(transformer.training)
         processor.base = attn.processor
         attn.set_processor(processor)  # type: ignore[arg-type]  # diffusers lists only its own classes
@@ -102,7 +106,9 @@ def _install(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
         transformer.rope.register_forward_hook(inputs.after_rope),
         transformer.register_forward_hook(inputs.after_forward),
     ]
-    transformer.__dict__[ATTACHMENT] = _Attachment(branch, inputs, hooks)
+    uncast = transformer._skip_layerwise_casting_patterns
+    transformer.__dict__[ATTACHMENT] = _Attachment(branch, inputs, hooks, uncast)
+    transformer._skip_layerwise_casting_patterns = [*(uncast or ()), PROCESSOR]  # a branch has its own precision
 
 
 def _self_attention(transformer: WanTransformer3DModel, index: int) -> WanAttention:

@@ -83,7 +83,13 @@ def _forward(
     memory_budget: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, d], [B, queries, H, W] or empty, [B · groups, H, P]
     """The result token-major; for the backward pass the result before O (unless O is undone there) and log-sum-exp."""
-    maps = PreparedPlan.unpack(tensors, numbers)
+    with torch.cuda.device_of(q):  # Triton launches on the current device, wherever the tensors are
+        return _forward_here(q, k, v, PreparedPlan.unpack(tensors, numbers), hopper, memory_budget)
+
+
+def _forward_here(
+    q: Tensor, k: Tensor, v: Tensor, maps: PreparedPlan, hopper: list[Tensor], memory_budget: int
+) -> tuple[Tensor, Tensor, Tensor]:
     if hopper:
         out, by_token = torch.ops.merope.attend_hopper(q, k, v, hopper, maps.groups)
         by_camera = by_token.unflatten(2, (maps.groups, maps.tokens_per_group)).transpose(1, 2)
@@ -119,7 +125,22 @@ def _backward(
     numbers: list[int],
     memory_budget: int,
 ) -> tuple[Tensor, Tensor]:  # [B, Nq, H, d], keys and values [2, B, Nk, H, d]
-    maps = PreparedPlan.unpack(tensors, numbers)
+    with torch.cuda.device_of(q):
+        maps = PreparedPlan.unpack(tensors, numbers)
+        return _backward_here(grad, q, k, v, out, attended, lse, maps, memory_budget)
+
+
+def _backward_here(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    attended: Tensor,
+    lse: Tensor,
+    maps: PreparedPlan,
+    memory_budget: int,
+) -> tuple[Tensor, Tensor]:
     grad_attended = turn(grad[:, : maps.queries].transpose(1, 2), maps.back_t, maps.query_tables)
     if attended.numel() == 0:
         attended = turn(out.transpose(1, 2), maps.back_t, maps.query_tables)

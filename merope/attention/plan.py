@@ -5,9 +5,8 @@ depend on the query's camera g(a) (its group). A plan is built once per clip and
 steps and all guidance passes.
 """
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
 import torch
@@ -168,12 +167,19 @@ class AttentionPlan:
         return self._changed(lambda o: o.to(device, dtype), **{name: getattr(self, name).to(device) for name in names})
 
     def _changed(self, change: Callable[[Operator], Operator], **tensors: Tensor) -> Self:
-        """A copy with changed operators; what was decided at construction still holds and is not decided again."""
-        changed = copy.copy(self)
+        """A copy with changed operators; what was decided at construction still holds and is not decided again.
+
+        Only fields are copied: what kernels keep on a plan was made of its old tables and lies on its old device.
+        A plan that nothing changes stays itself.
+        """
+        changed = object.__new__(type(self))
+        for each in fields(self):
+            object.__setattr__(changed, each.name, getattr(self, each.name))
         object.__setattr__(changed, "blocks", tuple(block.map(change) for block in self.blocks))
         for name, tensor in tensors.items():
             object.__setattr__(changed, name, tensor)
-        return changed
+        before, after = self.tensors(), changed.tensors()
+        return self if all(after[name] is tensor for name, tensor in before.items()) else changed
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the plan by name, for printing, comparing and saving."""

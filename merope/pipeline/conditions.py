@@ -52,7 +52,7 @@ def prefix_tensor(prefix: Frames, name: str = "prefix") -> Tensor:  # uint8 [B o
     if isinstance(prefix, Tensor):
         frames = prefix
     elif isinstance(prefix, np.ndarray):
-        frames = torch.from_numpy(prefix)
+        frames = torch.from_numpy(np.ascontiguousarray(prefix))  # torch refuses flipped views, such as BGR to RGB
     else:
         frames = _from_images(prefix, name)
     if frames.dtype != torch.uint8 or frames.ndim not in (4, 5) or frames.shape[-1] != 3 or 0 in frames.shape:
@@ -63,6 +63,12 @@ def prefix_tensor(prefix: Frames, name: str = "prefix") -> Tensor:  # uint8 [B o
 
 
 def _from_images(images: Sequence["Image"], name: str) -> Tensor:  # uint8 [T, H, W, 3]
+    from PIL.Image import Image
+
+    if not isinstance(images, list | tuple) or not all(isinstance(image, Image) for image in images):
+        is_row = isinstance(images, list | tuple) and len(images) > 0
+        got = f"{type(images).__name__} of {type(images[0]).__name__}" if is_row else type(images).__name__
+        raise invalid(name, "uint8 [T, H, W, 3] or a list of PIL images", got, "stack arrays; put one image in a list")
     sizes = sorted({image.size for image in images})
     if len(sizes) != 1:
         raise invalid(name, "at least one image, all of one size", sizes, "scale the images alike")

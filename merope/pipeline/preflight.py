@@ -68,12 +68,13 @@ def _transformer_config(model: str, folder: str | None) -> Any:
 def check_branch(branch: str, outline: ModelOutline) -> None:  # a folder, or a hub id
     """Refuse a branch that is missing, incomplete, or was made for another base model."""
     folder = local_folder("branch", branch)
-    if folder is not None:
-        if not (folder / "config.json").is_file():
-            fix = "pass a folder that branch.save_pretrained wrote"
-            raise invalid("branch", "a folder with config.json", str(folder), fix)
+    if folder is not None and not (folder / "config.json").is_file():
+        fix = "pass a folder that branch.save_pretrained wrote"
+        raise invalid("branch", "a folder with config.json", str(folder), fix)
+    config = _config("branch", CameraBranch, branch)
+    if folder is not None and config.get("integration") != "rerope":  # which has no weights of its own
         check_weights(folder)
-    check_base(_config("branch", CameraBranch, branch), outline.transformer)
+    check_base(config, outline.transformer)
 
 
 def local_folder(name: str, given: str) -> Path | None:

@@ -104,3 +104,19 @@ def test_the_base_model_saves_and_loads_without_the_branch(tmp_path: object) -> 
     detach(transformer)
     transformer.save_pretrained(tmp_path)
     assert torch.equal(run(type(transformer).from_pretrained(tmp_path).eval()), base)
+
+
+def test_layerwise_casting_leaves_the_branch_alone() -> None:
+    """diffusers keeps the base model's layers in float8 between calls; the branch stays in its own precision."""
+    transformer, plain = tiny_wan(), tiny_wan()
+    branch = perturb(attach(transformer, tiny_config()))
+    for model in (transformer, plain):
+        model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    assert {parameter.dtype for parameter in branch.parameters()} == {torch.float32}
+    assert transformer.blocks[0].ffn.net[2].weight.dtype == torch.float8_e4m3fn
+    assert run(transformer, cameras()).isfinite().all()
+    patterns = plain._skip_layerwise_casting_patterns
+    late = attach(plain, tiny_config())
+    assert {parameter.dtype for parameter in late.parameters()} == {torch.bfloat16}
+    detach(plain)
+    assert plain._skip_layerwise_casting_patterns == patterns

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from diffusers import WanTransformer3DModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -286,9 +287,9 @@ def test_parameters_have_gradients_also_without_references() -> None:
     assert all(bool((p.grad == 0).all()) for name, p in transformer.named_parameters() if name in names)
 
 
-@pytest.mark.parametrize(("path", "graphs"), [("sa", 3), ("ca", 2)])
+@pytest.mark.parametrize(("path", "graphs"), [("sa", 3), ("ca", 1)])
 def test_a_compiled_model_is_compiled_once(path: str, graphs: int) -> None:
-    """The hooks around the model are graphs of their own: references in (both paths), their frames out ("sa")."""
+    """Hooks around the model that compute are graphs of their own: references in and their frames out ("sa")."""
     torch._dynamo.reset()
     counters.clear()
     transformer = wan_with(path)
@@ -500,3 +501,29 @@ class TestRefusals:
         for options in ({"encoding": "rayrope"}, {"integration": "rerope"}):
             with pytest.raises(ValueError, match=r'history "ca".*geometric'):
                 CameraBranchConfig(history="ca", **options)  # type: ignore[arg-type]
+
+
+class _Parked(ModelHook):
+    """As accelerate's offloading does it: weights are ready only while `forward` runs. Here a dtype is the place."""
+
+    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(torch.float32)
+        return args, kwargs
+
+    def post_forward(self, module: Any, output: Any) -> Any:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(torch.float64)
+        return output
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_offloaded_weights(path: str) -> None:
+    transformer = wan_with(path)
+    expected = run_with(transformer, references())
+    hook = _Parked()
+    hook.post_forward(transformer, None)
+    add_hook_to_module(transformer, hook)
+    assert torch.equal(
+        transformer(**tiny_inputs(), attention_kwargs={"cameras": cameras(), "history": references()})[0], expected
+    )

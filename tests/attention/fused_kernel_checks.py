@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,33 @@ def test_the_operators_are_what_they_are_registered_as() -> None:
     inputs = [x.float().requires_grad_() for x in random_qkv(1, 2, 3, 32)]
     tensors, numbers = prepared(plan, torch.float32).pack()
     torch.library.opcheck(torch.ops.merope.attend_forward.default, (*inputs, tensors, numbers, [], 2**30))
+
+
+def test_a_plan_first_used_in_inference_mode_can_train() -> None:
+    plan = two_cameras(SMALL)
+    q, k, v = (x.float() for x in random_qkv(1, 1, 4, 32))
+    with torch.inference_mode():
+        merope.attend(q, k, v, plan, backend="fused")
+    q.requires_grad_()
+    merope.attend(q, k, v, plan, backend="fused").sum().backward()
+    assert q.grad is not None
+
+
+def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, which need not be the tensors'."""
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def device_of(x: Tensor) -> Iterator[None]:
+        entered.append(x.device)
+        yield
+        entered.pop()
+
+    def guarded(*arguments: object) -> Tensor:
+        assert entered, "launched on whatever device is current"
+        return transforms.turn(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(fused, "turn", guarded)
+    q, k, v = (x.float().requires_grad_() for x in random_qkv(1, 1, 4, 32))
+    merope.attend(q, k, v, two_cameras(SMALL), backend="fused").sum().backward()

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from merope.attention.block import attention_block
 from merope.attention.kernels.channel_maps import ChannelMap, SideTables
 from merope.attention.kernels.chunks import chunk_size
 from merope.attention.kernels.prepared import PreparedPlan, grouped_dtype, prepare, prepared, prepared_cameraless
+from merope.attention.kernels.softmax_attention import kernel_for
 from merope.attention.kernels.support import carried_width
 from merope.encodings import ENCODINGS
 
@@ -95,6 +97,34 @@ def test_what_is_made_of_a_plan_is_made_once_and_not_of_its_changed_copies() -> 
     some = plan.at(slice(None), slice(None))
     assert prepared(some, torch.bfloat16) is not first
     assert prepared(plan, torch.bfloat16) is first
+
+
+def test_samples_of_a_plan_do_not_take_what_was_made_of_all() -> None:
+    """RayNova's first block is the same for all samples, its second is not."""
+    plan = merope.encoding("raynova").plan(Cameras(random_poses(2, 2), PINHOLE), GRID)
+    whole = prepared(plan, torch.float32)
+    part = plan.at(slice(1, 2), slice(None))
+    assert prepared(part, torch.float32) is not whole
+    assert prepared(part, torch.float32).key_tables.shared.numel() < whole.key_tables.shared.numel()
+
+
+def test_a_plan_moved_elsewhere_leaves_what_was_made_of_it_behind() -> None:
+    plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
+    made = prepared(plan, torch.float32)
+    moved = plan.to(dtype=torch.float32)
+    assert not any(made is value for kept in vars(moved).values() if isinstance(kept, tuple) for value in kept)
+    assert plan.to(dtype=torch.float64) is plan  # nothing to change: made of it once
+    assert prepared(plan, torch.float32) is made
+
+
+def test_deterministic_training_does_not_use_cudnn() -> None:
+    x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 1, 1, 128))
+    assert kernel_for(x) == "cudnn"  # type: ignore[arg-type]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert kernel_for(x) == "flash"  # type: ignore[arg-type]
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_packing_keeps_everything() -> None:

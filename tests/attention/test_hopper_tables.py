@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from merope.attention.kernels import hopper, hopper_module, hopper_tables
+from merope.attention.kernels.prepared import prepare
 from merope.attention.plan import AttentionPlan
 from merope.encodings.gta import GTA
 from merope.encodings.merope import MeRoPE
+from merope.encodings.none import NoEncoding
 from merope.geometry.cameras import Cameras
 from tests.scenes import PINHOLE, RIMMED, curved_drive, degenerate_cameras, random_poses
 
@@ -118,6 +120,13 @@ def test_tables_are_made_once_and_contiguous() -> None:
         (MeRoPE(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1), "camera for every token"),
         (MeRoPE(128).plan(Cameras(curved_drive(2), RIMMED), (9, 16)), "camera for every token"),
         (GTA(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "MeRoPE"),
+        (NoEncoding(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1), "camera for every token"),
+        (
+            MeRoPE(128, disparity=False, rotation=False, translation=False).plan(
+                Cameras(curved_drive(3), PINHOLE), (2, 3), extra_tokens=5
+            ),
+            "camera for every token",
+        ),
     ],
 )
 def test_other_plans_are_refused_with_the_reason(plan: AttentionPlan, reason: str) -> None:
@@ -216,6 +225,41 @@ def test_rows_that_are_not_aligned_are_copied(launches: dict) -> None:
     attend = launches["attend_bf16"][3]
     assert attend.q.data not in (q.data_ptr(), shifted.data_ptr())
     assert (attend.q.data % 16, attend.q.token) == (0, 128)
+
+
+def test_dense_queries_at_an_odd_address_are_copied(launches: dict) -> None:
+    plan, tables, (_, k, v) = case()
+    odd = torch.randn(2 * 3 * 270 * 128 + 1).bfloat16()[1:].view(2, 3, 270, 128)
+    assert odd.is_contiguous()
+    hopper._forward(odd, k, v, tables.tensors(), plan.query_cameras)
+    assert launches["attend_bf16"][3].q.data % 16 == 0
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_tables_have_the_kernels_types_whatever_the_default(default: torch.dtype) -> None:
+    plan = MeRoPE(128, rotation=False).plan(Cameras(curved_drive(2), PINHOLE), (2, 3))
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        tables, maps = hopper_tables.make_tables(plan), prepare(plan, torch.float16)
+    finally:
+        torch.set_default_dtype(usual)
+    assert {x.dtype for x in tables.tensors()[:5]} == {torch.float32}
+    assert maps.query_tables.shared.dtype == maps.key_tables.shared.dtype == maps.turn.weight.dtype == torch.float32
+
+
+def test_saturation_keeps_nan() -> None:
+    """`packed` of hopper_channels.cuh, read as Python; fminf and fmaxf drop a NaN."""
+    bound = re.search(r"bounded\[i\] = (.*?);", SOURCE)
+    assert bound is not None
+    python = re.sub(r"^(.*?) \? (.*?) : (.*)$", r"(\2 if \1 else \3)", bound[1]).replace("x[i]", "x")
+    names = {
+        "kMost": 16384.0,
+        "fminf": lambda a, b: b if math.isnan(a) else min(a, b),
+        "fmaxf": lambda a, b: b if math.isnan(a) else max(a, b),
+    }
+    assert math.isnan(eval(python, {**names, "x": math.nan}))
+    assert [eval(python, {**names, "x": x}) for x in (-1e6, 3.0, math.inf)] == [-16384.0, 3.0, 16384.0]
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

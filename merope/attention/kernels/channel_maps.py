@@ -116,7 +116,7 @@ class SideLayout:
     def tables(self, has_camera: Tensor, grouped_dtype: torch.dtype) -> SideTables:
         """The flat buffers; grouped tables are filled one query camera at a time, to hold little beside them."""
         tokens, device = has_camera.shape[1], has_camera.device
-        shared = torch.empty(self.shared_numbers, device=device)
+        shared = torch.empty(self.shared_numbers, dtype=torch.float32, device=device)
         grouped = torch.empty(self.grouped_numbers, dtype=grouped_dtype, device=device)
         every = torch.arange(tokens, dtype=torch.int32, device=device)
         rows = [every if operator.rows is None else operator.rows.int() for operator in self.operators]
@@ -155,7 +155,7 @@ class SideLayout:
         return ChannelMap(
             source_width=source_width,
             index=torch.tensor(index, dtype=integer, device=device),
-            weight=torch.tensor(weight, device=device),
+            weight=torch.tensor(weight, dtype=torch.float32, device=device),
             inverse=torch.tensor(inverse, dtype=torch.int32, device=device),
             strides=torch.tensor(strides, dtype=integer, device=device),
             gated=any(term.gate is not Gate.ALL for term in terms),

@@ -56,7 +56,7 @@ def attend_hopper(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], cameras: int
 ) -> tuple[Tensor, Tensor]:  # [B, Nq, H, 128], float32 [B, H, Nq]
-    q, k, v = (x if _rows_are_aligned(x) else x.contiguous() for x in (q, k, v))
+    q, k, v = (_aligned(x) for x in (q, k, v))
     t = HopperTables(*tables)
     batch, heads, queries, _ = q.shape
     keys, padded = k.shape[2], t.key_camera.shape[0]
@@ -107,7 +107,7 @@ def _backward(
     tables: list[Tensor],
     cameras: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, 128], [B, Nk, H, 128] twice
-    q, k, v = (x if _rows_are_aligned(x) else x.contiguous() for x in (q, k, v))
+    q, k, v = (_aligned(x) for x in (q, k, v))
     t = HopperTables(*tables)
     batch, heads, queries, _ = q.shape
     per_camera, keys, padded = queries // cameras, k.shape[2], t.key_camera.shape[0]
@@ -170,6 +170,7 @@ def _gradients(ctx, grad, _lse):  # type: ignore[no-untyped-def]
 _attend.register_autograd(_gradients, setup_context=_save)
 
 
-def _rows_are_aligned(x: Tensor) -> bool:
-    """Whether every token's channels lie side by side from a multiple of 16 bytes on."""
-    return x.stride(-1) == 1 and all(n % 8 == 0 for n in x.stride()[:-1]) and x.data_ptr() % 16 == 0
+def _aligned(x: Tensor) -> Tensor:
+    """x with every token's channels side by side from a multiple of 16 bytes on; a copy where they are not."""
+    aligned = x.stride(-1) == 1 and all(n % 8 == 0 for n in x.stride()[:-1]) and x.data_ptr() % 16 == 0
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)

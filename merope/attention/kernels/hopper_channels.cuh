@@ -60,7 +60,7 @@ __device__ __forceinline__ uint4 packed(const float (&x)[8]) {
     constexpr float kMost = 16384.f;  // a reflection's dot product and the sums of a turn stay finite
     float bounded[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) bounded[i] = fminf(fmaxf(x[i], -kMost), kMost);
+    for (int i = 0; i < 8; ++i) bounded[i] = x[i] != x[i] ? x[i] : fminf(fmaxf(x[i], -kMost), kMost);  // NaN stays NaN
     return narrowed<false>(bounded);
 }
 

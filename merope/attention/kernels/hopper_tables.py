@@ -45,7 +45,9 @@ def why_not_plan(plan: AttentionPlan) -> str | None:
         return "they are written for MeRoPE with heads of 128 and the paper's partition"
     if not plan.transform_values:
         return "they turn values as well as keys"
-    if plan.has_cameraless_keys or plan.cameraless_queries.numel():
+    # Counted, too: without a camera block, tokens after the cameras' are not among the queries without a camera.
+    after_cameras = plan.query_tokens - plan.query_cameras * plan.tokens_per_camera
+    if plan.has_cameraless_keys or plan.cameraless_queries.numel() or after_cameras:
         return "they need a camera for every token"
     if any(operator.table.shape[1] > 1 for block in plan.blocks for operator in block.operators):
         return "they share tables between heads"
@@ -77,7 +79,8 @@ def make_tables(plan: AttentionPlan) -> HopperTables:
         table = operator.table.float().reshape(-1, tokens, *identity.shape)
         return table.expand(samples, *table.shape[1:]).contiguous()
 
-    frame, unturned = torch.eye(3).flatten(), torch.tensor([1.0, 0.0]).expand(NATIVE_PAIRS, 2)
+    frame = torch.eye(3, dtype=torch.float32).flatten()  # named: the kernels read float32, whatever PyTorch's default
+    unturned = torch.tensor([1.0, 0.0], dtype=torch.float32).expand(NATIVE_PAIRS, 2)
     return HopperTables(
         query_disparity=per_token(disparity.query if disparity else None, frame, plan.query_tokens),
         query_rotation=per_token(rotation.query if rotation else None, frame, plan.query_tokens),

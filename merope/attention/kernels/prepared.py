@@ -111,8 +111,9 @@ def kept(plan: AttentionPlan, name: str, make: Callable[[], T]) -> T:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _made(make: Callable[[], T]) -> T:
-    """Tables are made outside of compiled graphs."""
-    return make()
+    """Tables are made outside of compiled graphs, and as ordinary tensors: a plan first used in sampling may train."""
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
 
 
 def cameraless_plan(plan: AttentionPlan) -> AttentionPlan:
