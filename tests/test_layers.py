@@ -21,7 +21,8 @@ LAYERS = {
     "analysis": {"adapters", "attention", "data", "errors", "geometry"},
     "train": {"adapters", "attention", "birdseye", "data", "encodings", "errors", "geometry", "pipeline"},
     "bench": {"adapters", "birdseye", "data", "errors", "evaluate", "geometry", "pipeline", "train"},
-    "cli": {"analysis", "bench", "data", "demo", "errors", "evaluate", "generate", "geometry", "taxonomy", "train"},
+    "commands": {"analysis", "bench", "data", "errors", "evaluate", "generate", "geometry", "train"},
+    "cli": {"commands", "demo", "errors", "taxonomy"},
 }
 
 

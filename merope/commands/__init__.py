@@ -1,0 +1,1 @@
+"""The subcommands of `merope`: parse, call, print. Heavy imports happen inside the functions."""

@@ -1,0 +1,94 @@
+"""Commands about data: curate, synth, cache."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+
+def add_curate(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--poses", type=Path, nargs="+", help="pose files of equal length, in any format that is read")
+    source.add_argument("--nuscenes", type=Path, metavar="ROOT", help="windows of a nuScenes camera")
+    parser.add_argument(
+        "--metric", action="store_true", help="the pose files are in metres, whatever their format says"
+    )
+    parser.add_argument("--version", default="v1.0-trainval", help="folder of nuScenes tables")
+    parser.add_argument("--frames", type=int, default=49, help="frames of a nuScenes window")
+    parser.add_argument("--step", type=int, default=1, help="frames between the beginnings of windows")
+    parser.add_argument("--clusters", type=int, default=256)
+    parser.add_argument(
+        "--suppression", type=float, default=1.0, metavar="METRES", help="Fréchet distance to keep apart"
+    )
+    parser.add_argument("--scope", choices=("cluster", "global"), default="cluster")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("outputs/curation"), help="folder for manifest and picture")
+    parser.set_defaults(run=_curate)
+
+
+def _curate(options: argparse.Namespace) -> int:
+    from merope.data.curate import curate_trajectories, summary
+    from merope.data.formats import read
+    from merope.data.nuscenes import NuScenes
+    from merope.errors import invalid
+
+    if options.nuscenes is not None:
+        data = NuScenes(options.nuscenes, options.version)
+        windows = data.windows(options.frames, step=options.step)
+        if not windows:
+            raise invalid("frames", f"at most {data.longest_scene}, the longest scene", options.frames, "ask for fewer")
+        trajectories = [data.trajectory(window) for window in windows]
+    else:
+        is_metric = True if options.metric else None
+        trajectories = [replace(read(path, is_metric=is_metric), name=str(path)) for path in options.poses]
+    clusters = min(options.clusters, len(trajectories))
+    curation = curate_trajectories(
+        trajectories, options.out, clusters, options.suppression, options.seed, options.scope
+    )
+    counts = summary(curation)
+    print(", ".join(f"{name}: {value}" for name, value in counts.items() if isinstance(value, int)))
+    print(f"wrote {options.out / 'manifest.jsonl'}, curation.json and curation.png")
+    return 0
+
+
+def add_synth(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layout", choices=("nuscenes",), default="nuscenes")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the data set")
+    parser.add_argument("--version", default="v1.0-mini", help="folder of tables inside it")
+    parser.add_argument("--scenes", type=int, default=2)
+    parser.add_argument("--frames", type=int, default=60, help="frames of a scene, at 12 Hz")
+    parser.add_argument("--size", type=int, nargs=2, default=(144, 256), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=_synth)
+
+
+def _synth(options: argparse.Namespace) -> int:
+    from merope.data.synth import synthesise_nuscenes
+
+    height, width = options.size
+    synthesise_nuscenes(options.out, options.version, options.scenes, options.frames, height, width, options.seed)
+    print(f"wrote {options.scenes} scenes of {options.frames} frames to {options.out}")
+    return 0
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, help="TOML file of a training run whose data come from files")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the cache; an interrupted one is completed")
+    parser.add_argument("--validation", action="store_true", help="cache the validation clips instead")
+    parser.set_defaults(run=_cache)
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from merope.train.caching import cache_clips
+    from merope.train.config import TrainConfig
+    from merope.train.toml_config import read_config
+
+    config = read_config(TrainConfig, options.config, options.set)
+    try:
+        skipped = cache_clips(config, options.out, options.validation)
+    except KeyboardInterrupt:
+        print("\nmerope: interrupted; finished clips are kept, run the same command to go on", file=sys.stderr)
+        return 130
+    print(f"wrote {options.out}" + (f"; {len(skipped)} clips could not be read" if skipped else ""))
+    return 1 if skipped else 0
