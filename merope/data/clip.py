@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import picked
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid
 
@@ -48,5 +46,4 @@ class Clip:
 
     def latent_cameras(self) -> Cameras:
         """The cameras of the latent frames: those of RGB frames 0, 4, 8, …"""
-        chosen = torch.arange(0, self.world_from_camera.shape[0], LATENT_STRIDE)
-        return Cameras(self.world_from_camera[chosen], picked(self.lens, chosen))
+        return self.cameras().at(slice(None, None, LATENT_STRIDE))

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import picked
 from merope.pipeline.strides import VideoStrides
 
 if TYPE_CHECKING:
@@ -36,15 +35,7 @@ def check_cameras(cameras: Cameras, height: int, width: int, num_frames: int) ->
 
 def latent_cameras(cameras: Cameras, frame_stride: int) -> Cameras:
     """The cameras of the latent frames: those of RGB frames 0, stride, 2·stride, …"""
-    if frame_stride == 1:
-        return cameras
-    chosen = torch.arange(0, cameras.count, frame_stride, device=cameras.device)
-    return Cameras(
-        cameras.world_from_camera[..., chosen, :, :].to(cameras.given_dtype),
-        picked(cameras.lens, chosen),
-        None if cameras.has_pose is None else cameras.has_pose[..., chosen],
-        plan_dtype=cameras.dtype,
-    )
+    return cameras if frame_stride == 1 else cameras.at(slice(None, None, frame_stride))
 
 
 def prefix_tensor(prefix: Frames, name: str = "prefix") -> Tensor:  # uint8 [B or 1, T, H, W, 3]
