@@ -1,6 +1,6 @@
 """Streams of clips with retrieved history, one clip at a time: clips have different numbers of references."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,10 @@ class WorldHistoryStream(WorldStream):
             seed = self._training_seed(step, place // self.noise_draws)
             yield self._with_history(seed, place, step, self.history.conflict_rate)
 
+    def steps(self, numbers: Sequence[int]) -> list[list[Examples]]:
+        """One clip at a time: references stand in different places of every world."""
+        return [list(self.step(number)) for number in numbers]
+
     def held_out(self, count: int) -> Iterator[Examples]:
         for (place,) in self.share.places(count):
             yield self._with_history(place, place, VALIDATION, conflict_rate=0.0)
@@ -49,7 +53,8 @@ class WorldHistoryStream(WorldStream):
         dice = history_generator(self.seed, step, place)
         found = retrieval.retrieve(self.clips, world, dice, self.device)
         references = HistoryReferences(found.video(self.clips, world), found.cameras, found.history.time)
-        return replace(self._examples((world,), (place,), found.all_poses), history=references)
+        (examples,) = self._rendered([((world,), (place,))], found.all_poses)
+        return replace(examples, history=references)
 
 
 class HistoryClipStream(ClipStream):

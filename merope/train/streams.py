@@ -76,15 +76,20 @@ class WorldStream:
     noise_draws: int = 1  # neighbouring places that share a clip
 
     def step(self, step: int) -> Iterator[Examples]:
-        for places in self.share.places(self.batch_size):
-            yield self._examples([self._training_seed(step, place // self.noise_draws) for place in places], places)
+        yield from self._rendered(self._wanted(step))
+
+    def steps(self, numbers: Sequence[int]) -> list[list[Examples]]:
+        """The micro-batches of several steps, from one render: few clips take a GPU as long as many."""
+        wanted = [self._wanted(number) for number in numbers]
+        rendered = iter(self._rendered([each for those in wanted for each in those]))
+        return [[next(rendered) for _ in those] for those in wanted]
 
     def held_out(self, count: int) -> Iterator[Examples]:
         for places in self.share.places(count):
-            yield self._examples(places, places)
+            yield from self._rendered([(places, places)])
 
     def example(self) -> Examples:
-        return self._examples((0,), (0,))
+        return self._rendered([((0,), (0,))])[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -96,43 +101,58 @@ class WorldStream:
         state = np.random.SeedSequence((self.seed, step, clip, 1)).generate_state(1, np.uint64)[0]
         return HELD_OUT_SEEDS + int(state >> 2)
 
-    def _examples(
+    def _wanted(self, step: int) -> list[tuple[Sequence[int], tuple[int, ...]]]:
+        """Seeds and places of a step's micro-batches."""
+        return [
+            ([self._training_seed(step, place // self.noise_draws) for place in places], places)
+            for places in self.share.places(self.batch_size)
+        ]
+
+    def _rendered(
         self,
-        seeds: Sequence[int],
-        places: tuple[int, ...],
-        clear_of: Tensor | None = None,  # [B, N, 4, 4] poses that must be free, those of the clips by default
-    ) -> Examples:
-        unique = list(dict.fromkeys(seeds))
-        shown = torch.tensor([unique.index(seed) for seed in seeds], device=self.device)
-        cameras = self.clips.cameras(unique, self.device)
-        video = self.clips.video(unique, cameras, clear_of)
-        if len(unique) < len(seeds):
-            lenses = self.clips.lenses(seeds).to(self.device)
-            cameras = Cameras(cameras.world_from_camera[shown], lenses, plan_dtype=cameras.dtype)
+        wanted: Sequence[tuple[Sequence[int], tuple[int, ...]]],  # seeds and places of micro-batches
+        clear_of: Tensor | None = None,  # [worlds, N, 4, 4] poses that must be free, those of the clips by default
+    ) -> list[Examples]:
+        """Micro-batches whose clips are rendered at once, each world once."""
+        number = {seed: n for n, seed in enumerate(dict.fromkeys(seed for seeds, _ in wanted for seed in seeds))}
+        cameras = self.clips.cameras(list(number), self.device)
+        video = self.clips.video(list(number), cameras, clear_of)
         nothing = torch.zeros(1, self.text_dim, device=self.device)
-        return Examples(
-            names=tuple(f"world {seed}" for seed in seeds),
-            places=places,
-            clean=video[shown],
-            text=nothing.expand(len(seeds), -1, -1),
-            no_text=nothing,
-            cameras=cameras,
-        )
+        examples = []
+        for seeds, places in wanted:
+            shown = torch.tensor([number[seed] for seed in seeds], device=self.device)
+            poses, lenses = cameras.world_from_camera[shown], self.clips.lenses(seeds).to(self.device)
+            examples.append(
+                Examples(
+                    names=tuple(f"world {seed}" for seed in seeds),
+                    places=places,
+                    clean=video[shown],
+                    text=nothing.expand(len(seeds), -1, -1),
+                    no_text=nothing,
+                    cameras=Cameras(poses, lenses, plan_dtype=cameras.dtype),
+                )
+            )
+        return examples
 
 
 class Ahead:
-    """A stream without a state, one step ahead: while a GPU trains on a step, a thread prepares the next."""
+    """A stream without a state, some steps ahead: while a GPU trains on them, a thread prepares the next ones."""
+
+    STEPS = 8
 
     def __init__(self, stream: WorldStream) -> None:
         self.stream = stream
         self._thread = ThreadPoolExecutor(1)
-        self._next: dict[int, Future[list[Examples]]] = {}
+        self._groups: dict[int, Future[list[list[Examples]]]] = {}
 
     def step(self, step: int) -> Iterator[Examples]:
-        ready = self._next.pop(step, None)
-        examples = list(self.stream.step(step)) if ready is None else ready.result()
-        self._next = {step + 1: self._thread.submit(lambda: list(self.stream.step(step + 1)))}
-        yield from examples
+        group, place = divmod(step, self.STEPS)
+        self._groups = {number: self._group(number) for number in (group, group + 1)}
+        yield from self._groups[group].result()[place]
+
+    def _group(self, group: int) -> Future[list[list[Examples]]]:
+        steps = range(group * self.STEPS, (group + 1) * self.STEPS)
+        return self._groups.get(group) or self._thread.submit(self.stream.steps, steps)
 
     def held_out(self, count: int) -> Iterator[Examples]:
         return self.stream.held_out(count)
