@@ -8,8 +8,7 @@ at most twice that of plain PyTorch attention in the same dtype. Times are media
 alike), memory is the peak of an eager run beyond inputs, weights and plan.
 
 "merope, paper's way" materialises keys and values of all query cameras in plain PyTorch, as the paper's code does.
-"merope expanded" is the fused backend without the Hopper kernels: keys and values expanded in chunks of 1 GiB;
-"merope in-loop" uses them for gradients as well.
+"merope expanded" is the fused backend without the Hopper kernels: keys and values expanded in chunks of 1 GiB.
 """
 
 import argparse
@@ -42,7 +41,6 @@ METHODS = {  # encoding, backend, memory budget in bytes
     "merope, paper's way": ("merope", "sdpa", 2**36),
     "merope sdpa": ("merope", "sdpa", 2**30),
     "merope expanded": ("merope", "expanded", 2**30),
-    "merope in-loop": ("merope", "in-loop", 2**30),
     "merope fused": ("merope", "fused", 2**30),
 }
 GROWTH = ["plain", "ucpe fused", "merope, paper's way", "merope fused"]
@@ -82,16 +80,14 @@ class Weights(NamedTuple):
 
 @contextmanager
 def chosen(backend: str) -> Iterator[Backend]:
-    """The backend of a row; "expanded" and "in-loop" are "fused" with the Hopper kernels never or always used."""
-    original = fused.hopper_for, fused.HOPPER_GRADIENTS
+    """The backend of a row; "expanded" is "fused" with the Hopper kernels never used."""
+    original = fused.hopper_for
     if backend == "expanded":
         fused.hopper_for = lambda q, plan: None
-    if backend == "in-loop":
-        fused.HOPPER_GRADIENTS = True
     try:
-        yield "fused" if backend in ("expanded", "in-loop") else backend  # type: ignore[misc]
+        yield "fused" if backend == "expanded" else backend  # type: ignore[misc]
     finally:
-        fused.hopper_for, fused.HOPPER_GRADIENTS = original
+        fused.hopper_for = original
 
 
 def block(x: Tensor, weights: Weights, plan: AttentionPlan | None, backend: str, budget: int) -> Tensor:

@@ -1,152 +1,274 @@
-"""What a camera branch costs at full size: Wan2.2 TI2V-5B with random weights, denoising and training (paper, Table 6).
+"""What a camera branch costs at full size: Wan2.2 TI2V-5B with random weights on one GPU (paper, Table 6).
 
-    python benchmarks/model.py [--out benchmarks/results/model-<gpu>.json] [--what denoise-49 denoise-121 train]
+    python benchmarks/model.py [--what branch forward denoise-49 denoise-121 train] [--compile]
 
-All rows of a clip run in one process on the same latents, text and cameras; the branch stands in 15 alternating blocks
-with C = 4. "merope, paper's way" materialises keys and values for every query camera in plain PyTorch. Before anything
-is timed, the paper's way and ours must give the same latents up to bf16. Denoising is the whole loop of the pipeline
-with guidance, from noise to latents; for 121 frames only a few of its 50 steps are run and the time is scaled, which
-the row says. Clips per second are 1 / seconds of one clip.
+`--what`, and about how long each takes on an H200:
+
+branch       one camera branch by itself, 13 × 9×16 and 31 × 22×40 tokens, C = 2, 4, 8                           40 s
+forward      one forward of the base model: timesteps per token or one per clip, guidance passes one by one or
+             as a batch                                                                                          10 s
+denoise-49   the pipeline's loop with guidance and a clean prefix of 9 frames, 49 frames of 288×512; also C = 2,
+             C = 8, every block, blocks 11 and 13                                                                60 s
+denoise-121  the same for 121 frames of 704×1280                                                                 90 s
+train        training steps of 49 × 288×512, the branch alone and all weights                                    60 s
+
+`--compile` adds rows of denoise-* in which the blocks went through `transformer.compile_repeated_blocks`; some 10 s for
+every kind of block. The base model is built once; branches are attached and detached in turn, on the same latents,
+text and cameras. "merope, paper's way" materialises keys and values for every query camera in plain PyTorch. Before
+anything is timed, its latents and ours must agree. Methods take turns in rounds, so that drifting clocks hit all alike.
+
+Of the loop's 50 steps only some are run: seconds of a clip are those of the first step, in which the plan is made, plus
+49 times the median of the others. The file is written after every visit; parts that were measured before stay in it.
 """
 
 import argparse
+import gc
 import json
-import statistics
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from attention import machine
-from torch import Tensor
-from train_step import PREFIX, measure, random_model
+from model_branch import branch_rows
+from model_scenes import (
+    CLIPS,
+    METHODS,
+    NO_BRANCH,
+    OURS,
+    UCPE,
+    Clip,
+    Method,
+    Row,
+    Scene,
+    Visit,
+    branch_attention,
+    forget_peak,
+    gate,
+    identity,
+    peak_gib,
+    spread,
+    timed,
+    visit,
+    with_ratios,
+)
+from torch import _dynamo
+from train_step import (
+    WAN22_5B,
+    Trainable,
+    random_examples,
+    random_model,
+    random_pipeline,
+    timed_steps,
+    train_config,
+    trainable_branch,
+)
 
-from merope.adapters import camera_attention
-from merope.attention.dispatch import attend
-from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Pinhole
-from merope.geometry.trajectories import driving_path
-from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.adapters.wan import detach
+from merope.train.model import Model
 
-METHODS = {"no branch": "none", "gta": "gta", "ucpe": "ucpe", "merope, paper's way": "merope", "merope": "merope"}
-CLIPS = {
-    "denoise-49": (49, 288, 512, 50),
-    "denoise-121": (121, 704, 1280, 4),
-}  # frames, height, width, steps that are run
 LOOP_STEPS = 50
+COMPRESSIONS = (2, 4, 8)
+BRANCH_REPEATS = {"denoise-49": 20, "denoise-121": 6}
+FORWARD_REPEATS = {"denoise-49": 10, "denoise-121": 2}
+TRAIN_ROUNDS, TRAIN_WARM_UP, TRAIN_STEPS = 2, 2, 4  # rounds, and steps in each
+TRAINED: dict[Trainable, tuple[Method, ...]] = {"branch": METHODS[1:], "all": (NO_BRANCH, UCPE, OURS)}
+PARTS = ("branch", "forward", *CLIPS, "train")
 
 
-@contextmanager
-def materialised(on: bool) -> Iterator[None]:
-    """Attention of the branch as the paper's code does it, or ours."""
-    ours = camera_attention.attend
-    if on:
-        camera_attention.attend = partial(attend, backend="sdpa", memory_budget=2**36)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        camera_attention.attend = ours
+def denoise(scene: Scene, methods: tuple[Method, ...], compiled: bool) -> Iterator[list[Row]]:
+    """All rows of a clip so far, after every visit. A method that does not compile runs eagerly, and says so."""
+    visits: dict[Method, list[Visit]] = {}
+    notes: dict[Method, str] = {}
+    for _ in range(scene.clip.rounds):
+        for method in methods:
+            seen = None
+            if compiled and method not in notes:
+                try:
+                    seen = visit(scene, method, scene.clip.steps)
+                except Exception as error:  # whatever a compiler throws
+                    notes[method] = f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+                    print(method.name, notes[method], flush=True)
+            if seen is None:
+                with torch.compiler.set_stance("force_eager"):
+                    seen = visit(scene, method, scene.clip.steps)
+            visits.setdefault(method, []).append(seen)
+            rows = [denoise_row(scene.clip, m, v, compiled and m not in notes) for m, v in visits.items()]
+            yield with_ratios([{**row, "note": notes.get(m, "")} for m, row in zip(visits, rows, strict=True)])
 
 
-def cameras_of(frames: int, height: int, width: int) -> Cameras:
-    path = driving_path(frames, 12.0, torch.Generator().manual_seed(0), PREFIX)
-    return Cameras(
-        path, Pinhole(0.8 * width, 0.8 * width, width / 2, height / 2, width, height), plan_dtype=torch.float32
-    )
-
-
-def denoised(pipeline: CameraVideoPipeline, clip: tuple[int, int, int, int], has_branch: bool) -> Tensor:
-    """Latents of one clip after the loop."""
-    frames, height, width, steps = clip
-    text = torch.randn(2, 512, 4096, generator=torch.Generator().manual_seed(1)).to("cuda", torch.bfloat16)
-    return pipeline(
-        prompt_embeds=text[:1],
-        negative_prompt_embeds=text[1:],
-        cameras=cameras_of(frames, height, width) if has_branch else None,
-        height=height,
-        width=width,
-        num_frames=frames,
-        num_inference_steps=steps,
-        generator=torch.Generator("cuda").manual_seed(2),
-        output_type="latent",
-        return_dict=False,
-    )[0]
-
-
-def denoise_row(method: str, name: str, pipeline: CameraVideoPipeline, repeats: int) -> dict[str, Any]:
-    clip, has_branch = CLIPS[name], method != "no branch"
-    with materialised(method.endswith("way")):
-        denoised(pipeline, (*clip[:3], 2), has_branch)  # kernels are built and clocks settle
-        torch.cuda.reset_peak_memory_stats()
-        times = []
-        for _ in range(repeats):
-            torch.cuda.synchronize()
-            started_s = time.perf_counter()
-            denoised(pipeline, clip, has_branch)
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - started_s) * LOOP_STEPS / clip[3])
+def denoise_row(clip: Clip, method: Method, visits: list[Visit], compiled: bool) -> Row:
+    steps_s = [seconds for seen in visits for seconds in seen.steps_s]
+    timing, first_s = spread("step", steps_s), visits[-1].first_s  # kernels were built in the first step of all
+    clip_s = first_s + (LOOP_STEPS - 1) * timing["step_s"]
     return {
-        "what": name,
-        "method": method,
-        "steps_run": clip[3],
-        "clip_s": statistics.median(times),
-        "spread_s": max(times) - min(times),
-        "clips_per_s": 1 / statistics.median(times),
-        "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
+        **identity(clip.name, method),
+        "compiled": compiled,
+        "steps_run": len(steps_s),
+        "first_step_s": first_s,
+        **timing,
+        "clip_s": clip_s,
+        "clips_per_s": 1 / clip_s,
+        "peak_memory_gib": max(seen.peak_gib for seen in visits),
     }
 
 
-def same_latents(pipeline: CameraVideoPipeline) -> float:
-    """Relative difference of our latents and those of the paper's way after two steps, with a branch that speaks."""
-    clip = (*CLIPS["denoise-49"][:3], 2)
-    with materialised(True):
-        expected = denoised(pipeline, clip, has_branch=True).float()
-    got = denoised(pipeline, clip, has_branch=True).float()
-    return float((got - expected).norm() / expected.norm())
+def train(model: Model, trainable: Trainable, clip: Clip, methods: tuple[Method, ...]) -> Iterator[list[Row]]:
+    """All rows of training steps so far, after every visit."""
+    config = train_config(trainable, "merope")  # names the optimiser's settings; branches are attached here
+    examples = random_examples(model.device, clip.frames, clip.height, clip.width)
+    steps_s: dict[Method, list[float]] = {}
+    rows: dict[Method, Row] = {}
+    for _ in range(TRAIN_ROUNDS):
+        for method in methods:
+            has_branch = method.encoding != "none"
+            if has_branch:
+                trainable_branch(model, method.config)
+            forget_peak(model.device)
+            with branch_attention(method.attention):
+                times, _ = timed_steps(config, model, examples, TRAIN_WARM_UP, TRAIN_STEPS)
+            steps_s.setdefault(method, []).extend(times)
+            rows[method] = train_row(trainable, method, steps_s[method], model)
+            if has_branch:
+                detach(model.transformer)
+            model.transformer.zero_grad(set_to_none=True)
+            yield with_ratios(list(rows.values()))
 
 
-def built(encoding: str) -> CameraVideoPipeline:
-    pipeline = random_model("branch", encoding, torch.device("cuda")).pipeline
-    pipeline.transformer.eval().to(torch.bfloat16)
-    pipeline.vae.to("cuda")
-    pipeline.set_progress_bar_config(disable=True)
-    if encoding != "none":  # a fresh branch adds zeros: let it speak, so that wrong would be seen
-        for name, parameter in pipeline.transformer.named_parameters():
-            if "cam_out" in name:
-                torch.nn.init.normal_(parameter, std=0.01)
-    return pipeline
+def train_row(trainable: Trainable, method: Method, steps_s: list[float], model: Model) -> Row:
+    timing = spread("step", steps_s)
+    trained, total = model.parameter_counts()
+    return {
+        **identity("train", method),
+        "trained": trainable,
+        "trained_parameters": trained,
+        "parameters": total,
+        "compiled": False,
+        "steps_run": len(steps_s),
+        **timing,
+        "clips_per_s": 1 / timing["step_s"],
+        "peak_memory_gib": peak_gib(model.device),
+    }
+
+
+@torch.no_grad()
+def forward_rows(scene: Scene, repeats: int, samples: tuple[int, ...]) -> list[Row]:
+    """One forward of the base model: per-token timesteps or one per clip, one sample or the two of guidance at once."""
+    transformer, rows = scene.pipeline.transformer, []
+    frames, height, width = scene.clip.grid
+    for count in samples:
+        for kind, per_sample in (("per token", frames * height * width), ("per clip", 1)):
+            inputs = {
+                "hidden_states": scene.noise.to(transformer.dtype).expand(count, -1, -1, -1, -1).contiguous(),
+                "timestep": torch.full((count, per_sample), 500.0, device=scene.device),
+                "encoder_hidden_states": scene.text[:count],
+            }
+            transformer(**inputs)
+            forget_peak(scene.device)
+            times = [timed(partial(transformer, **inputs), scene.device) for _ in range(repeats)]
+            row = {"what": "forward", "method": NO_BRANCH.name, "clip": scene.clip.name, "timesteps": kind}
+            rows.append(
+                {**row, "samples": count, **spread("forward", times), "peak_memory_gib": peak_gib(scene.device)}
+            )
+    return rows
+
+
+class Results:
+    """The result file: what was measured before of other parts stays, and every change is written at once."""
+
+    def __init__(self, path: Path, parts: list[str], about: Row) -> None:
+        self.path, self.about = path, about
+        before = json.loads(path.read_text()) if path.exists() else {}
+        same = before.get("machine") == about
+        self.gate: Row | None = before.get("gate") if same else None
+        self.kept: list[Row] = [row for row in before.get("rows", []) if same and row["what"] not in parts]
+        self.rows: dict[tuple[object, ...], list[Row]] = {}
+
+    def put(self, key: tuple[object, ...], rows: list[Row]) -> None:
+        """Rows of one group, in place of its earlier ones."""
+        self.rows[key] = rows
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        everything = self.kept + [row for group in self.rows.values() for row in group]
+        whole = {"machine": self.about, "commit": "", "gate": self.gate, "rows": everything}
+        beside = self.path.with_suffix(".tmp")
+        beside.write_text(json.dumps(whole, indent=1))
+        beside.replace(self.path)
+
+
+def measure_branches(results: Results, device: torch.device) -> None:
+    for clip in CLIPS.values():
+        for compression in COMPRESSIONS:
+            for backward in (False, True):
+                rows = branch_rows(clip, compression, backward, WAN22_5B, device, BRANCH_REPEATS[clip.name])
+                results.put(("branch", clip.name, compression, backward), rows)
+                show(rows)
+                release()
+
+
+def measure_denoising(results: Results, parts: list[str], compile_blocks: bool, device: torch.device) -> None:
+    """The parts that run the base model without training it."""
+    pipeline = random_pipeline(WAN22_5B, torch.bfloat16, device)
+    pipeline.transformer.eval().requires_grad_(False)
+    results.gate = gate(Scene.random(pipeline, CLIPS["denoise-49"]))
+    if "forward" in parts:
+        for clip in CLIPS.values():
+            samples = (1, 2) if clip.name == "denoise-49" else (1,)
+            rows = forward_rows(Scene.random(pipeline, clip), FORWARD_REPEATS[clip.name], samples)
+            results.put(("forward", clip.name), rows)
+            show(rows)
+    if compile_blocks:
+        _dynamo.config.recompile_limit = 64  # every method is another graph of the same code
+        pipeline.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+    for clip in (CLIPS[name] for name in parts if name in CLIPS):
+        for compiled in (False, True)[: 1 + compile_blocks]:
+            rows = []
+            for rows in denoise(Scene.random(pipeline, clip), METHODS if compiled else clip.methods, compiled):
+                results.put((clip.name, compiled), rows)
+            show(rows)
+            release()
+
+
+def measure_training(results: Results, device: torch.device) -> None:
+    for trainable, methods in TRAINED.items():
+        rows = []
+        for rows in train(random_model(trainable, device), trainable, CLIPS["denoise-49"], methods):
+            results.put(("train", trainable), rows)
+        show(rows)
+        release()
+
+
+def show(rows: list[Row]) -> None:
+    """Print rows as they are written."""
+    for row in rows:
+        words = (
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
+        )
+        print(*words, flush=True)
+
+
+def release() -> None:
+    """Give back what the last measurement held."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure the chosen parts and write the rows."""
+    parser = argparse.ArgumentParser(description="what a camera branch costs at full size")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/model-h200.json"))
-    parser.add_argument("--what", nargs="+", default=["denoise-49", "denoise-121", "train"])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--what", nargs="+", default=list(PARTS), choices=[*PARTS, "all"])
+    parser.add_argument("--compile", action="store_true", help="also denoise with compiled blocks")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    difference = None
-    for method, encoding in METHODS.items():
-        if any(name in CLIPS for name in options.what):
-            pipeline = built(encoding)
-            if method == "merope":
-                difference = same_latents(pipeline)
-                assert difference < 0.02, f"latents differ from the paper's way by {difference:.3f}"
-            rows += [denoise_row(method, n, pipeline, options.repeats) for n in options.what if n in CLIPS]
-            del pipeline
-            torch.cuda.empty_cache()
-        if "train" in options.what:
-            for trainable in ("branch", "all"):
-                if (trainable, encoding) != ("branch", "none"):
-                    with materialised(method.endswith("way")):
-                        row = measure(trainable, encoding, torch.device("cuda"), steps=8)  # type: ignore[arg-type]
-                    rows.append({"what": "train", "method": method, **{k: v for k, v in row.items() if k != "losses"}})
-                    torch.cuda.empty_cache()
-        for row in rows[-4:]:
-            print(row, flush=True)
-        options.out.write_text(json.dumps({"machine": machine(), "difference": difference, "rows": rows}, indent=1))
+    parts, device = list(PARTS) if "all" in options.what else options.what, torch.device("cuda")
+    about = {name: value for name, value in machine().items() if name != "commit"}
+    results = Results(options.out, parts, about)
+    if "branch" in parts:
+        measure_branches(results, device)
+    if {"forward", *CLIPS} & set(parts):
+        measure_denoising(results, parts, options.compile, device)
+        release()
+    if "train" in parts:
+        measure_training(results, device)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
 from merope.adapters.branch_config import CameraBranchConfig
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import attach
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
@@ -60,6 +61,8 @@ TINY_VAE = {  # gives the strides and the number of channels; it encodes nothing
 }
 FRAMES, HEIGHT, WIDTH, PREFIX = 49, 288, 512, 9
 
+Trainable = Literal["branch", "all"]
+
 
 @dataclass(frozen=True)
 class RandomStream:
@@ -71,15 +74,18 @@ class RandomStream:
         yield self.examples
 
 
-def random_examples(device: torch.device) -> Examples:
+def random_examples(device: torch.device, frames: int = FRAMES, height: int = HEIGHT, width: int = WIDTH) -> Examples:
+    """Latents of one clip of so many pixels, with text and a driven path."""
     dice = torch.Generator().manual_seed(0)
-    path = driving_path(FRAMES, 12.0, dice, PREFIX)
-    lens = Pinhole(405.0, 405.0, WIDTH / 2, HEIGHT / 2, WIDTH, HEIGHT)
+    path = driving_path(frames, 12.0, dice, PREFIX)
+    focal = 0.79 * width
+    lens = Pinhole(focal, focal, width / 2, height / 2, width, height)
     text = torch.randn(1, 512, 4096, generator=dice)
+    latents = torch.randn(1, 48, (frames - 1) // 4 + 1, height // 16, width // 16, generator=dice)
     return Examples(
         names=("random",),
         places=(0,),
-        clean=torch.randn(1, 48, 13, 18, 32, generator=dice).to(device),
+        clean=latents.to(device),
         text=text.to(device),
         no_text=torch.zeros(512, 4096, device=device),
         cameras=Cameras(path[None], lens, plan_dtype=torch.float32).to(device),
@@ -90,7 +96,7 @@ def branch_config(encoding: str) -> CameraBranchConfig | Literal["none"]:
     return "none" if encoding == "none" else CameraBranchConfig(encoding=encoding)
 
 
-def train_config(trainable: Literal["branch", "all"], encoding: str) -> TrainConfig:
+def train_config(trainable: Trainable, encoding: str) -> TrainConfig:
     return TrainConfig(
         run=RunSection(Path("unused"), batch_size=1, validation_clips=0),
         model=ModelSection(architecture=dict(WAN22_5B), trainable=trainable),
@@ -99,44 +105,78 @@ def train_config(trainable: Literal["branch", "all"], encoding: str) -> TrainCon
     )
 
 
-def random_model(trainable: Literal["branch", "all"], encoding: str, device: torch.device) -> Model:
-    """The 5B architecture with random weights: in fp32 if all are trained, else in bf16 but for the branch."""
-    with torch.device(device):
-        torch.set_default_dtype(torch.float32 if trainable == "all" else torch.bfloat16)
-        transformer = WanTransformer3DModel(**WAN22_5B)
-        torch.set_default_dtype(torch.float32)
-    transformer.requires_grad_(trainable == "all")
-    branch = branch_config(encoding)
-    if branch != "none":
-        for processor in attach(transformer, branch).processors().values():
-            processor.requires_grad_(True).to(torch.float32)
-    transformer.enable_gradient_checkpointing()
+def random_pipeline(architecture: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> CameraVideoPipeline:
+    """A transformer with random weights and what a pipeline needs around it, no camera branch.
+
+    In half precision as `from_pretrained(torch_dtype=…)` leaves it: norms, modulation and time embedding stay in fp32.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            transformer = WanTransformer3DModel(**architecture)
+    finally:
+        torch.set_default_dtype(default)
+    for name, parameter in transformer.named_parameters():
+        if any(kept in name for kept in transformer._keep_in_fp32_modules):
+            parameter.data = parameter.data.float()
     vae, scheduler = AutoencoderKLWan(**TINY_VAE), FlowMatchEulerDiscreteScheduler(shift=5.0)
-    pipeline = CameraVideoPipeline(None, None, vae, scheduler, transformer.train(), expand_timesteps=True)
+    return CameraVideoPipeline(None, None, vae.to(device), scheduler, transformer, expand_timesteps=True)
+
+
+def random_model(trainable: Trainable, device: torch.device, architecture: Mapping[str, Any] = WAN22_5B) -> Model:
+    """In fp32 if all weights are trained, else frozen in bf16; with gradient checkpointing, no camera branch yet."""
+    pipeline = random_pipeline(architecture, torch.float32 if trainable == "all" else torch.bfloat16, device)
+    pipeline.transformer.requires_grad_(trainable == "all").train()
+    pipeline.transformer.enable_gradient_checkpointing()
     return Model(pipeline, "bf16", device, PREFIX)
 
 
-def measure(trainable: Literal["branch", "all"], encoding: str, device: torch.device, steps: int) -> dict[str, Any]:
-    config, model = train_config(trainable, encoding), random_model(trainable, encoding, device)
+def trainable_branch(model: Model, config: CameraBranchConfig) -> CameraBranch:
+    """A branch whose weights are trained, in fp32."""
+    branch = attach(model.transformer, config)
+    for processor in branch.processors().values():
+        processor.requires_grad_(True).to(torch.float32)
+    return branch
+
+
+def timed_steps(
+    config: TrainConfig, model: Model, examples: Examples, warm_up: int, steps: int
+) -> tuple[list[float], list[float]]:  # seconds of the steps after warm-up, losses of all
+    """Whole training steps with a fresh optimiser."""
     optimiser = build_optimiser(config, model.transformer)
-    stream, ranks = RandomStream(random_examples(device)), Ranks(0, 1, device)
-    torch.cuda.reset_peak_memory_stats()
+    stream, ranks = RandomStream(examples), Ranks(0, 1, model.device)
     times, losses = [], []
-    for step in range(steps + 2):
-        torch.cuda.synchronize()
-        started_s = time.perf_counter()
+    for step in range(warm_up + steps):
+        started_s = now_s(model.device)
         losses.append(train_step(config, model, stream, optimiser, ranks, step)[0])  # type: ignore[arg-type]
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - started_s)
+        times.append(now_s(model.device) - started_s)
+    return times[warm_up:], losses
+
+
+def now_s(device: torch.device) -> float:
+    """The time when everything that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def measure(trainable: Trainable, encoding: str, device: torch.device, steps: int) -> dict[str, Any]:
+    """One row."""
+    config, model = train_config(trainable, encoding), random_model(trainable, device)
+    if config.branch != "none":
+        trainable_branch(model, config.branch)
+    torch.cuda.reset_peak_memory_stats()
+    times, losses = timed_steps(config, model, random_examples(device), warm_up=2, steps=steps)
     trained, total = model.parameter_counts()
-    median_s = sorted(times[2:])[len(times[2:]) // 2]
+    median_s = sorted(times)[len(times) // 2]
     return {
         "encoding": encoding,
         "trainable": trainable,
         "trained_parameters": trained,
         "parameters": total,
         "step_s": median_s,
-        "spread_s": max(times[2:]) - min(times[2:]),
+        "spread_s": max(times) - min(times),
         "clips_per_s": 1 / median_s,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
         "losses": losses,

@@ -149,7 +149,7 @@ def branch_mass(
     tokens_per_frame: int,
 ) -> Tensor:  # [frames, frames]
     """Attention mass between frames in a camera branch."""
-    x = hidden.to(processor.cam_q.weight.dtype)
+    x = hidden.to(processor.cam_qkv.weight.dtype)
     q, k, _ = processor.projected(x)
     plan = replace(processor.plan(x, rotary.condition), transform_values=False)  # values here are marks, not features
     return _frame_mass(lambda marks: attend(q.float(), k.float(), marks, plan), q, tokens_per_frame)

@@ -3,18 +3,20 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from merope.commands.bench import add_bench
 from merope.commands.data import add_cache, add_curate, add_synth
+from merope.commands.demo import add_demo, add_growth
 from merope.commands.evaluation import add_evaluate, add_fidelity
-from merope.commands.models import add_analyse, add_bench_world, add_generate, add_train
+from merope.commands.models import add_analyse, add_generate, add_train
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="merope", description="Drive a video model with a camera path in metres.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    _add_demo(commands.add_parser("demo", help="measure and draw what camera encodings do as the baseline grows"))
+    add_demo(commands.add_parser("demo", help="drive the model that ships along three paths, or yours, and measure it"))
+    add_growth(commands.add_parser("growth", help="measure and draw what camera encodings do as the baseline grows"))
     _add_taxonomy(commands.add_parser("taxonomy", help="measure the paper's table of encodings; exit 1 if it differs"))
     add_curate(commands.add_parser("curate", help="cluster trajectories, keep prototypes, write a manifest"))
     add_generate(commands.add_parser("generate", help="a trajectory, a prompt and first frames to a video"))
@@ -22,8 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_evaluate(commands.add_parser("evaluate", help="how well videos follow their camera paths; a report page"))
     add_fidelity(commands.add_parser("fidelity", help="FID and FVD of videos against reference videos"))
     add_train(commands.add_parser("train", help="train a camera branch; the same command goes on after a stop"))
-    bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="what")
-    add_bench_world(bench.add_parser("world", help="train an encoding on procedural worlds and measure its control"))
+    add_bench(commands.add_parser("bench", help="measure encodings"))
     data = commands.add_parser("data", help="make or look at data").add_subparsers(required=True, metavar="what")
     add_cache(data.add_parser("cache", help="encode frames and captions of a training config once, to disk"))
     add_synth(data.add_parser("synth", help="write a small data set of the procedural world in a real one's layout"))
@@ -34,18 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:  # something to be mended by the user, not a fault of the program
         print(f"merope: {error}", file=sys.stderr)
         return 2
-
-
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder for pictures and numbers")
-    parser.set_defaults(run=_demo)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from merope.demo import run
-
-    run(options.out)
-    return 0
 
 
 def _add_taxonomy(parser: argparse.ArgumentParser) -> None:

@@ -1,178 +1,307 @@
-"""What the paper's Section 3.1 claims, measured: growth with the baseline, and where attention goes because of it.
+"""`merope demo`: the model in the package continues one street along three commanded paths, and is measured.
 
-No trained weights: queries, keys and values are random features of many heads, so that what changes along an axis is
-the encoding's doing alone.
+Nothing here is special to the demo: the street is the procedural world, the clips are made by `CameraVideoPipeline`,
+poses are recovered by the render-anchored estimator of the evaluation.
 """
 
 import json
 import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from merope.attention.plan import AttentionPlan
-from merope.encodings import encoding
-from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Pinhole
+from merope.adapters.wan import load_branch
+from merope.bench.world import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
+from merope.bench.world_scores import Score, psnr_db, score_floor
+from merope.data import formats
+from merope.data.trajectory import Trajectory
+from merope.data.video import write_image, write_video
+from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
+from merope.demo_paths import LENSES, TRAINED, GivenPath, beyond_training, given_path
+from merope.demo_pictures import Film, film_frames, poster, stacked_films
+from merope.errors import invalid
+from merope.evaluate.discover import ClipName, Problem
+from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
+from merope.evaluate.metrics import PoseMetrics, pose_metrics
+from merope.evaluate.record import Record, thumbnails
+from merope.evaluate.report import write_report
+from merope.evaluate.results import measure
+from merope.evaluate.run import versions
+from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.pipeline.preflight import check_branch, outline_model
 
-METHODS = ("gta", "merope")
-BASELINES_M = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
-MASS_BASELINES_M = (1.0, 10.0, 50.0, 200.0)
-LENS = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)  # a 64° driving camera
-HEADS = 512
+SHIPPED_MODEL = Path(__file__).parent / "world_model"
+WORLDS = HELD_OUT_SEEDS - FIRST_TEST_SEED
 
 
 @dataclass(frozen=True)
-class Growth:
-    """One row of the first table: two cameras, `baseline_m` apart along the optical axis."""
+class DemoConfig:
+    """What is driven, and where the pictures go.
 
-    method: str
-    baseline_m: float
-    logit: float  # root mean square of q·U·k / √d
-    largest_logit: float  # in units of its bound for orthogonal U, ‖q‖‖k‖/√d
-    value_norm: float  # root mean square of ‖U v‖ / ‖v‖
-
-
-def straight_path(
-    count: int,
-    length_m: float,
-) -> Cameras:
-    """Cameras driving straight ahead, evenly spaced over `length_m`."""
-    poses = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
-    poses[:, 2, 3] = torch.linspace(0, length_m, count, dtype=torch.float64)
-    return Cameras(poses, LENS)
-
-
-def measure_growth(method: str, baseline_m: float) -> Growth:
-    """Logits and values between the first and the last of two cameras (paper, Eq. 3 and 4)."""
-    plan = encoding(method).plan(straight_path(2, baseline_m), grid=(1, 1))
-    u = plan.operator(0, 1)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
-    logits = torch.einsum("hi,ij,hj->h", q, u, k) / math.sqrt(plan.head_dim)
-    bound = q.norm(dim=-1) * k.norm(dim=-1) / math.sqrt(plan.head_dim)
-    norms = (v @ u.mT).norm(dim=-1) / v.norm(dim=-1)
-    return Growth(
-        method=method,
-        baseline_m=baseline_m,
-        logit=float(logits.square().mean().sqrt()),
-        largest_logit=float((logits.abs() / bound).max()),
-        value_norm=float(norms.square().mean().sqrt()),
-    )
-
-
-def attention_mass(
-    method: str, length_m: float, frames: int = 13, grid: tuple[int, int] = (3, 5)
-) -> Tensor:  # [frames]
-    """Share of attention that the last frame's centre token gives to every frame, averaged over random heads.
-
-    Queries and keys of a head share half of their variance: every frame shows the same static scene.
+    model: a pipeline folder with the camera branch in branch/, as training writes it.
+    world: number of a street that was kept out of training.
+    trajectory: a pose file, put with its first pose at the start of the street; None drives the benchmark's three.
+    device: "auto" for the GPU if there is one.
     """
-    plan = encoding(method).plan(straight_path(frames, length_m), grid)
-    patches = grid[0] * grid[1]
-    token = (frames - 1) * patches + patches // 2
-    generator = torch.Generator().manual_seed(0)
-    scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
-    k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
-    q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
-    return _weights(plan, token, q, k).unflatten(-1, (frames, patches)).sum(-1).mean(0)
+
+    out: Path
+    model: Path = SHIPPED_MODEL
+    world: int = 7
+    trajectory: Path | None = None
+    assume_metric: bool = False
+    lens: Literal["pinhole", "fisheye"] = "pinhole"
+    steps: int = 20
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.world < WORLDS:
+            raise invalid("world", f"from 0 to {WORLDS - 1}, the worlds kept out of training", self.world, "try 7")
+        if self.steps < 1:
+            raise invalid("steps", "at least 1", self.steps, f"the default is {type(self).steps}")
+        if self.lens not in LENSES:
+            raise invalid("lens", f"one of {', '.join(LENSES)}", repr(self.lens), "choose one of them")
+
+    @property
+    def world_seed(self) -> int:
+        return FIRST_TEST_SEED + self.world
+
+    @property
+    def clips(self) -> WorldClips:
+        return LENSES[self.lens]
+
+    @property
+    def run_device(self) -> torch.device:
+        """The device itself; one that is not there is refused."""
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise invalid("device", "auto or one of torch's", repr(self.device), "use auto, cpu or cuda") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise invalid("device", "cpu on a machine without CUDA", name, "leave it out")
+        return device
 
 
-def _weights(plan: AttentionPlan, token: int, q: Tensor, k: Tensor) -> Tensor:  # [HEADS, key tokens]
-    turned = torch.einsum("hi,bij->hbj", q, plan.operators(token))
-    return torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)
+@dataclass(frozen=True, eq=False)
+class Drive:
+    """One path: what was commanded, what was generated, and where that camera went."""
+
+    clip: CommandedClip
+    video: Tensor  # uint8 [T, H, W, 3]
+    record: Record
+    metrics: PoseMetrics
+    psnr_db: float  # of the generated frames
+    floor: Score  # of the measurement, on this path
+
+    @property
+    def name(self) -> str:
+        return self.clip.manoeuvre
+
+    def numbers(self) -> dict[str, object]:
+        """For JSON."""
+        lost = {"frames_without_pose": self.metrics.frames - self.metrics.valid_frames}
+        own = self.metrics.as_dict() | lost | {"psnr_db": self.psnr_db}
+        return own | {"floor": self.floor.metrics.as_dict()}
 
 
-def run(folder: Path) -> None:
-    """Measure, print the tables, and write demo.json, growth.png and attention-mass.png to `folder`."""
-    growth = [measure_growth(method, baseline_m) for baseline_m in BASELINES_M for method in METHODS]
-    mass = {m: {length: attention_mass(m, length).tolist() for length in MASS_BASELINES_M} for m in METHODS}
-    print(growth_table(growth))
-    print(mass_table(mass))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "demo.json").write_text(
-        json.dumps({"growth": [asdict(g) for g in growth], "attention_mass": mass}, indent=1)
+def run(config: DemoConfig) -> list[Drive]:
+    """Drive, measure and write everything to the folder `out`; files appear when all is done.
+
+    All that can be wrong with the input is said before weights are read.
+    """
+    began_s = time.perf_counter()
+    device = config.run_device
+    _check_folder(config.out)
+    test = commanded_test(config)
+    _check_model(config.model, config.clips)
+    notes = beyond_training(test, config.clips) if config.model == SHIPPED_MODEL else []
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    pipeline = loaded(config.model, device)
+    commanded = clips_of_world(test, config.clips, config.world_seed, torch.device("cpu"))
+    begun_s = time.perf_counter()
+    videos = [generated(pipeline, clip, config, f"{k} of {len(commanded)}") for k, clip in enumerate(commanded, 1)]
+    generated_s = time.perf_counter()
+    drives = [measured(clip, video, config.clips) for clip, video in zip(commanded, videos, strict=True)]
+    measured_s = time.perf_counter()
+    wall_s = {"load": begun_s - began_s, "generate": generated_s - begun_s, "measure": measured_s - generated_s}
+    write(config, drives, notes, wall_s)
+    return drives
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a place that cannot be written to, now and not after a minute."""
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise invalid("out", "a folder that can be written to", str(out), f"check {place}")
+
+
+def _check_model(folder: Path, clips: WorldClips) -> None:
+    """Refuse a folder that is missing or incomplete, or a model that cannot make clips of this size."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model folder {folder} is missing; install the package again, or pass --model FOLDER")
+    outline = outline_model(str(folder.absolute()))
+    outline.strides.check(clips.height, clips.width, clips.frames)
+    check_branch(str(folder.absolute() / "branch"), outline)
+
+
+def commanded_test(config: DemoConfig) -> WorldTest:
+    """The paths to drive: the benchmark's three, or the one in a file."""
+    if config.trajectory is None:
+        return WorldTest()
+    return GivenPath(path=given_path(config.trajectory, config.clips, config.assume_metric))
+
+
+def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
+    """The model with its branch, in float32 however it is stored."""
+    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
+    load_branch(pipeline.transformer, folder / "branch")
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(device)
+
+
+def generated(
+    pipeline: CameraVideoPipeline, clip: CommandedClip, config: DemoConfig, which: str
+) -> Tensor:  # uint8 [T, H, W, 3]
+    """Continue the prefix of a clip along its cameras. Paths share the noise, so that only the command differs."""
+    clips = config.clips
+
+    def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        line = f"driving {clip.manoeuvre} ({which}): step {step + 1} of {config.steps}"
+        print(f"{line:<60}", end="\r" if step + 1 < config.steps else "\n", file=sys.stderr, flush=True)
+        return tensors
+
+    frames = pipeline(
+        cameras=clip.cameras,
+        prefix=clip.true[: clips.prefix_frames],
+        height=clips.height,
+        width=clips.width,
+        num_frames=clips.frames,
+        num_inference_steps=config.steps,
+        guidance_scale=1.0,
+        generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
+        output_type="pt",
+        return_dict=False,
+        callback_on_step_end=report,
+    )[0]
+    return (255.0 * frames[0]).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
+
+
+def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  # uint8 [T, H, W, 3]
+    """Recover where the camera of a video went. The prefix was given: alone it does not count as recovered."""
+    print(f"{f'recovering the path of {clip.manoeuvre}':<60}", end="\r", file=sys.stderr, flush=True)
+    estimate = RenderAnchoredEstimator(clip.world, clip.cameras, clip.seen)(video)
+    valid = estimate.valid & estimate.valid[clips.prefix_frames :].any()
+    name, commanded = ClipName(f"world-{clip.seed - FIRST_TEST_SEED}", clip.manoeuvre), clip.cameras.world_from_camera
+    found, count = int(valid.sum()), len(valid)
+    problems = []
+    if found < count:
+        kind = "recovery failed" if found < 2 else "partial recovery"
+        problems.append(Problem("generated", str(name), kind, f"{found} of {count} frames have a pose"))
+    record = Record(
+        method="generated",
+        clip=name,
+        commanded=commanded,
+        recovered=estimate.world_from_camera,
+        valid=valid,
+        is_metric=True,
+        command_is_metric=True,
+        estimator=estimate.name,
+        problems=tuple(problems),
+        thumbnails=thumbnails(video),
     )
-    for name in (draw_growth(growth, folder), draw_mass(mass, folder)):
-        print(f"wrote {name}")
-    print(f"wrote {folder / 'demo.json'}")
+    metrics = pose_metrics(commanded, record.recovered, valid, is_metric=True)
+    psnr = psnr_db(video[clips.prefix_frames :], clip.true[clips.prefix_frames :])
+    return Drive(clip, video, record, metrics, psnr, score_floor(clip, clips.prefix_frames))
 
 
-def growth_table(growth: list[Growth]) -> str:
-    """Logits and values by baseline, one column a method."""
-    rows = {(g.method, g.baseline_m): g for g in growth}
+def table(drives: Sequence[Drive]) -> str:
+    """The numbers of every path, and beside them what the measurement itself gets wrong."""
     lines = [
-        "Two cameras on a straight road, random features. A norm-preserving encoding keeps both columns at 1.",
+        "Poses recovered from the generated video, against the command; floor: the same on a true, noisy render.",
         "",
-        f"{'baseline':>10}   {'logit, rms':^21}   {'‖U v‖ / ‖v‖, rms':^21}",
-        f"{'':>10}   {'GTA':>10} {'MeRoPE':>10}   {'GTA':>10} {'MeRoPE':>10}",
+        f"{'path':<12}{'rot°':>8}{'tr %':>8}{'ATE m':>8}{'PSNR dB':>9}{'no pose':>10}{'floor rot°':>13}{'tr %':>7}",
     ]
-    for baseline_m in BASELINES_M:
-        pair = [rows[m, baseline_m] for m in METHODS]
-        logits, norms = (
-            " ".join(f"{value:10.4g}" for value in column)
-            for column in ([g.logit for g in pair], [g.value_norm for g in pair])
-        )
-        lines.append(f"{baseline_m:>8g} m   {logits}   {norms}")
+    for drive in drives:
+        own, floor = drive.metrics, drive.floor.metrics
+        cells = f"{_cell(own.rot_deg):>8}{_cell(own.metric_tr_percent):>8}{_cell(own.ate_m):>8}{drive.psnr_db:9.1f}"
+        lost = f"{own.frames - own.valid_frames} of {own.frames}"
+        ground = f"{_cell(floor.rot_deg, 3):>13}{_cell(floor.metric_tr_percent, 3):>7}"
+        lines.append(f"{drive.name:<12}{cells}{lost:>10}{ground}")
     return "\n".join([*lines, ""])
 
 
-def mass_table(mass: dict[str, dict[float, list[float]]]) -> str:
-    """Attention of the last frame on the first and on the last three frames."""
-    lines = [
-        "Where the last of 13 frames looks: attention of its centre token on the 3 farthest and the 3 nearest frames",
-        "(evenly spread it would be 23 % each). Random features that share half of their variance.",
-        "",
-        f"{'drive':>10}   {'GTA far':>8} {'near':>8}   {'MeRoPE far':>10} {'near':>8}",
-    ]
-    for length in MASS_BASELINES_M:
-        cells = [f"{sum(mass[m][length][:3]):8.1%} {sum(mass[m][length][-3:]):8.1%}" for m in METHODS]
-        lines.append(f"{length:>8g} m   {cells[0]}     {cells[1]}")
-    return "\n".join([*lines, ""])
+def _cell(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
-STYLE = {"gta": ("GTA", "#c44e52"), "merope": ("MeRoPE", "#4c72b0")}
+def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wall_s: Mapping[str, float]) -> None:
+    """All files, made aside and moved when they are complete."""
+    print(f"{'writing pictures':<60}", end="\r", file=sys.stderr, flush=True)
+    films = [film_of(drive, config.clips) for drive in drives]
+    videos = [film_frames(film) for film in films]
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
+    results = measure([drive.record for drive in drives], [], settings | _floors(drives), versions())
+    config.out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=config.out, prefix=".unfinished-") as folder:
+        aside = Path(folder)
+        for drive, frames in zip(drives, videos, strict=True):
+            write_video(frames, aside / f"{drive.name}.mp4", TRAINED.frame_rate_hz)
+            formats.write(_camera_file(drive), aside / f"{drive.name}.cameras.json")
+        write_video(stacked_films(videos), aside / "demo.mp4", TRAINED.frame_rate_hz)
+        write_image(poster(films), aside / "poster.png")
+        write_report(results, aside / "report.html")
+        document = _document(settings, drives, notes, wall_s)
+        (aside / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        for made in sorted(aside.iterdir()):
+            made.replace(config.out / made.name)
+    print(" " * 60, end="\r", file=sys.stderr, flush=True)
 
 
-def draw_growth(growth: list[Growth], folder: Path) -> Path:
-    """Both columns of the first table against the baseline, log-log."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for axis, field, title in zip(
-        axes, ("logit", "value_norm"), ("attention logit (rms)", "‖U v‖ / ‖v‖ (rms)"), strict=True
-    ):
-        for method, (label, colour) in STYLE.items():
-            rows = [g for g in growth if g.method == method]
-            axis.loglog(
-                [g.baseline_m for g in rows], [getattr(g, field) for g in rows], "o-", color=colour, label=label
-            )
-        axis.set(xlabel="metres between the two cameras", title=title)
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    return _save(figure, folder / "growth.png")
+def _floors(drives: Sequence[Drive]) -> dict[str, str]:
+    """The floor of the measurement in the words of the report's settings."""
+    metrics = {f"floor, {drive.name}": drive.floor.metrics for drive in drives}
+    return {name: f"rot° {one.rot_deg:.3f}, metric tr% {one.metric_tr_percent:.3f}" for name, one in metrics.items()}
 
 
-def draw_mass(mass: dict[str, dict[float, list[float]]], folder: Path) -> Path:
-    """Attention mass by frame, one curve a drive length, one panel a method."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
-    for axis, (method, (label, _)) in zip(axes, STYLE.items(), strict=True):
-        for shade, (length, shares) in zip(
-            torch.linspace(0.3, 0.95, len(mass[method])), mass[method].items(), strict=True
-        ):
-            colour = (plt.cm.Reds if method == "gta" else plt.cm.Blues)(float(shade))
-            axis.plot(range(len(shares)), shares, "o-", color=colour, label=f"{length:g} m", markersize=4)
-        axis.set(xlabel="frame (the query is in the last one)", title=f"{label}: attention of the last frame")
-        axis.grid(alpha=0.3)
-        axis.legend(title="drive")
-    axes[0].set_ylabel("share of attention")
-    return _save(figure, folder / "attention-mass.png")
+def film_of(drive: Drive, clips: WorldClips) -> Film:
+    """What the pictures of a path show."""
+    return Film(
+        title=drive.name,
+        true=drive.clip.true,
+        generated=drive.video,
+        commanded=drive.record.commanded,
+        recovered=drive.record.recovered,
+        valid=drive.record.valid,
+        prefix_frames=clips.prefix_frames,
+        frame_rate_hz=clips.frame_rate_hz,
+    )
 
 
-def _save(figure: object, path: Path) -> Path:
-    figure.savefig(path, dpi=130)  # type: ignore[attr-defined]
-    return path
+def _camera_file(drive: Drive) -> Trajectory:
+    """The commanded path, to be edited and driven again."""
+    cameras = drive.clip.cameras
+    times_s = torch.arange(cameras.count, dtype=torch.float64) / TRAINED.frame_rate_hz
+    convention = "commanded path of merope demo"
+    return Trajectory(cameras.world_from_camera, True, convention, times_s, cameras.lens, name=drive.name)
+
+
+def _document(
+    settings: Mapping[str, Any], drives: Sequence[Drive], notes: Sequence[str], wall_s: Mapping[str, float]
+) -> dict[str, object]:
+    return {
+        "settings": dict(settings),
+        "notes": list(notes),
+        "paths": {drive.name: drive.numbers() for drive in drives},
+        "wall_s": {name: round(value, 2) for name, value in wall_s.items()},
+        "versions": versions(),
+    }

@@ -9,7 +9,7 @@ LAYERS = {
     "geometry": {"errors"},
     "attention": {"errors", "geometry"},
     "encodings": {"errors", "geometry", "attention"},
-    "demo": {"errors", "geometry", "attention", "encodings"},
+    "growth": {"errors", "geometry", "attention", "encodings"},
     "taxonomy": {"errors", "geometry", "attention", "encodings"},
     "trilemma": {"errors", "geometry", "attention", "encodings"},
     "data": {"errors", "geometry"},
@@ -21,8 +21,11 @@ LAYERS = {
     "analysis": {"adapters", "attention", "data", "errors", "geometry"},
     "train": {"adapters", "attention", "birdseye", "data", "encodings", "errors", "geometry", "pipeline"},
     "bench": {"adapters", "birdseye", "data", "errors", "evaluate", "geometry", "pipeline", "train"},
-    "commands": {"analysis", "bench", "data", "errors", "evaluate", "generate", "geometry", "train"},
-    "cli": {"commands", "demo", "errors", "taxonomy"},
+    "demo_paths": {"bench", "data", "errors", "evaluate", "generate", "geometry"},
+    "demo_pictures": {"birdseye"},
+    "demo": {"adapters", "bench", "data", "demo_paths", "demo_pictures", "errors", "evaluate", "pipeline"},
+    "commands": {"analysis", "bench", "data", "demo", "errors", "evaluate", "generate", "geometry", "growth", "train"},
+    "cli": {"commands", "errors", "taxonomy"},
 }
 
 

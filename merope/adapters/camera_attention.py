@@ -67,9 +67,7 @@ class CameraAttention(CameraProcessor):
         inner = heads * encoding.head_dim
         self.heads = heads
         self.encoding = encoding
-        self.cam_q = nn.Linear(width, inner)
-        self.cam_k = nn.Linear(width, inner)
-        self.cam_v = nn.Linear(width, inner)
+        self.cam_qkv = nn.Linear(width, 3 * inner)  # rows of q, then k, then v
         self.cam_out = nn.Linear(inner, width)
         self.cam_norm_q = nn.RMSNorm(inner, eps=NORM_EPS) if qk_norm else nn.Identity()
         self.cam_norm_k = nn.RMSNorm(inner, eps=NORM_EPS) if qk_norm else nn.Identity()
@@ -98,7 +96,7 @@ class CameraAttention(CameraProcessor):
         condition: CameraCondition,
     ) -> Tensor:  # [B, N, width]
         """What the branch adds to self-attention, in the dtype of hidden."""
-        x = hidden.to(self.cam_q.weight.dtype)
+        x = self._computed(hidden)
         q, k, v = self.projected(x)
         if condition.gather is not None:
             k, v = condition.gather(k, 2), condition.gather(v, 2)
@@ -107,10 +105,10 @@ class CameraAttention(CameraProcessor):
         return out.to(hidden.dtype)
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [B, N, width] -> [B, heads, N, head_dim] each
-        """Queries, keys and values of the branch."""
-        v = self.cam_v(x)
-        q = self.cam_norm_q(self.cam_q(x)).to(v.dtype)  # under autocast norms answer in float32
-        k = self.cam_norm_k(self.cam_k(x)).to(v.dtype)
+        """Queries, keys and values of the branch, views of one product but for what norms make anew."""
+        q, k, v = self.cam_qkv(x).chunk(3, dim=-1)
+        q = self.cam_norm_q(q).to(v.dtype)  # under autocast norms answer in float32
+        k = self.cam_norm_k(k).to(v.dtype)
         return self._by_head(q), self._by_head(k), self._by_head(v)
 
     def history_output(
@@ -120,7 +118,7 @@ class CameraAttention(CameraProcessor):
     ) -> Tensor:  # [B, N, width]
         """What retrieved references add to the block, in the dtype of hidden."""
         assert self.cam_history is not None
-        x = hidden.to(self.cam_q.weight.dtype)
+        x = self._computed(hidden)
         out: Tensor = self.cam_history(x, cameras.references, cameras.condition.history_plan)
         return out.to(hidden.dtype)
 
@@ -136,6 +134,10 @@ class CameraAttention(CameraProcessor):
         content = self.cam_depth(x)
         plan = self.encoding.plan(condition.cameras, condition.grid, times=condition.times, content=content)
         return plan.to(dtype=plan_dtype(x))
+
+    def _computed(self, hidden: Tensor) -> Tensor:
+        """The input in the dtype of the branch; autocast has one of its own, and would cast what is cast here back."""
+        return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(self.cam_qkv.weight.dtype)
 
     def _by_head(self, x: Tensor) -> Tensor:  # [B, heads, N, head_dim]
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)

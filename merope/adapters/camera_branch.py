@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
@@ -32,6 +33,7 @@ from merope.adapters.history import (
     joint_times,
 )
 from merope.adapters.rerope import Bands, CarvedAttention, check_carve
+from merope.attention.dispatch import make_ready
 from merope.encodings.additive import AdditiveFeatures
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Times
@@ -159,13 +161,17 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         if self.encoding.content_channels:  # every block makes its own plan from what it predicts
             return located
         plan = self.encoding.plan(located.cameras, located.grid, times=located.times).to(dtype=dtype)
-        located = replace(located, plan=replace(plan, head_dim=self.head_dim))
+        plan = replace(plan, head_dim=self.head_dim)
+        make_ready(plan, attended_dtype(latents))
+        located = replace(located, plan=plan)
         if references is None or located.history is not None:
             return located
         across = self.encoding.plan(
             located.cameras, located.grid, key=references.posed, times=located.times, key_times=references.times
         )
-        return replace(located, history=references, history_plan=across.to(dtype=dtype))
+        across = across.to(dtype=dtype)
+        make_ready(across, attended_dtype(latents))
+        return replace(located, history=references, history_plan=across)
 
     def _references(self, history: HistoryReferences | None, latents: Tensor) -> HistoryReferences | None:
         """The references of a batch of latents, checked; None where there are none."""
@@ -186,6 +192,12 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
         cameras, times = matched_batch(cameras.to(latents.device), times, batch)
         return CameraCondition(cameras, (height // patch_rows, width // patch_columns), times)
+
+
+def attended_dtype(latents: Tensor) -> torch.dtype:
+    """The dtype in which blocks will attend."""
+    device = latents.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else latents.dtype
 
 
 def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCondition:

@@ -7,7 +7,7 @@ torch.compile sees plain tensor inputs. Nothing is kept on the side while blocks
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -65,23 +65,34 @@ class CameraCondition:
         return replace(self, cameras=self.cameras.to(device), **moved)
 
 
-@dataclass(frozen=True, eq=False)
-class CameraRotary:
-    """Wan's rotary embedding and the cameras that ride on it. Unpacks as (cos, sin), so plain blocks need not know."""
+class CameraRotary(tuple[Tensor, Tensor]):
+    """Wan's rotary embedding (cos, sin) [1, N, 1, head_dim] with cameras on it. Blocks without a branch see the tuple.
 
-    native: tuple[Tensor, Tensor]  # cos, sin [1, N, 1, head_dim]
+    condition: of the cameras.
+    references: [B, R·P, width] tokens that history "ca" looks at, or None.
+    """
+
     condition: CameraCondition
-    references: Tensor | None = None  # [B, R·P, width] tokens that history "ca" looks at
+    references: Tensor | None
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.native)
+    def __new__(
+        cls, native: tuple[Tensor, Tensor], condition: CameraCondition, references: Tensor | None = None
+    ) -> Self:
+        rotary = super().__new__(cls, native)
+        rotary.condition = condition
+        rotary.references = references
+        return rotary
+
+    @property
+    def native(self) -> tuple[Tensor, Tensor]:
+        """The rotary embedding alone."""
+        return self[0], self[1]
 
     def to(self, device: torch.device | str, **_: object) -> Self:
         """The same on another device."""
-        cosine, sine = self.native
         references = None if self.references is None else self.references.to(device)
-        native = (cosine.to(device), sine.to(device))
-        return replace(self, native=native, condition=self.condition.to(device), references=references)
+        native = (self[0].to(device), self[1].to(device))
+        return type(self)(native, self.condition.to(device), references)
 
 
 class Prepares(Protocol):

@@ -230,8 +230,7 @@ class HistoryAttention(nn.Module):
         self.heads = heads
         self.ref_norm = nn.LayerNorm(width, elementwise_affine=False, eps=NORM_EPS)
         self.ref_q = nn.Linear(width, inner)
-        self.ref_k = nn.Linear(width, inner)
-        self.ref_v = nn.Linear(width, inner)
+        self.ref_kv = nn.Linear(width, 2 * inner)  # rows of k, then v
         self.ref_out = nn.Linear(inner, width)
         nn.init.zeros_(self.ref_out.weight)
         nn.init.zeros_(self.ref_out.bias)
@@ -246,7 +245,7 @@ class HistoryAttention(nn.Module):
         if references is None or plan is None:
             return self._nothing(x)
         seen = self.ref_norm(references.to(x.dtype)).to(x.dtype)
-        q, k, v = self.ref_q(x), self.ref_k(seen), self.ref_v(seen)
+        q, (k, v) = self.ref_q(x), self.ref_kv(seen).chunk(2, dim=-1)
         q, k, v = (y.unflatten(2, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         out: Tensor = self.ref_out(attend(q, k, v, plan).transpose(1, 2).flatten(2))
         return out

@@ -54,12 +54,33 @@ def attend(
 def _picks_fused(q: Tensor, k: Tensor, plan: AttentionPlan, memory_budget: int) -> bool:
     """Whether "auto" is "fused"; says why not, once per reason."""
     reason = why_not_fused(q, plan) if q.is_cuda else f"the tensors are on {q.device}, its kernels need a CUDA GPU"
-    if reason is None and bytes_per_camera(k, carried_width(plan), torch.is_grad_enabled()) > memory_budget:
+    if reason is None and not _fits(q, k, plan, memory_budget):
         reason = "one query camera does not fit its memory budget"
     if reason is not None and not torch.compiler.is_compiling() and reason not in _told:
         _told.add(reason)
         _logger.log(logging.WARNING if q.is_cuda else logging.INFO, 'backend "auto" is "sdpa", not "fused": %s', reason)
     return reason is None
+
+
+def _fits(q: Tensor, k: Tensor, plan: AttentionPlan, memory_budget: int) -> bool:
+    """Whether "fused" keeps to a memory budget: always where nothing is expanded."""
+    from merope.attention.fused import hopper_for
+
+    if hopper_for(q, plan) is not None:
+        return True
+    return bytes_per_camera(k, carried_width(plan), torch.is_grad_enabled()) <= memory_budget
+
+
+def make_ready(plan: AttentionPlan, dtype: torch.dtype) -> None:
+    """Make now what backend "auto" will keep on a plan, for inputs of a dtype on its device.
+
+    `attend` does so at its first call, but not inside a graph of torch.compile.
+    """
+    like = torch.empty(0, dtype=dtype, device=plan.device)
+    if like.is_cuda and why_not_fused(like, plan) is None:
+        from merope.attention import fused
+
+        fused.make_ready(like, plan)
 
 
 def _check_fused(q: Tensor, plan: AttentionPlan) -> None:

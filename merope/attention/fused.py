@@ -1,17 +1,22 @@
 """Attention under a plan for NVIDIA GPUs: one kernel per transform, and one place where query cameras are grouped.
 
+On Hopper GPUs MeRoPE's keys and values turn inside the attention loop (`merope.attention.kernels.hopper`). Elsewhere:
+
 Transforms of queries, keys, values and output are single Triton kernels over all blocks of a plan
 (`merope.attention.kernels.transforms`). Keys and values of grouped encodings are expanded for a chunk of query cameras
 that fits the memory budget, attended to with PyTorch's fused attention, and dropped; the backward pass expands them
 again and reads the saved log-sum-exp, so that no attention is computed twice.
 """
 
+import logging
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from merope.attention.kernels import hopper_module
 from merope.attention.kernels.grouped import grouped_attention_backward, grouped_attention_forward
 from merope.attention.kernels.hopper import SUFFIX
 from merope.attention.kernels.hopper_tables import HopperTables, make_tables, why_not_plan
@@ -21,8 +26,7 @@ from merope.attention.kernels.transforms import turn
 from merope.attention.plan import AttentionPlan
 from merope.errors import invalid
 
-HOPPER_GRADIENTS = False
-"""Whether gradients, too, come from the Hopper kernel; else keys and values are expanded in the backward pass."""
+_logger = logging.getLogger("merope")
 
 
 def attend_fused(
@@ -37,38 +41,55 @@ def attend_fused(
     q, k and v may be views of one projection [B, N, 3, H, d]: they are read as they lie, and `out.transpose(1, 2)` is
     dense, ready for the output projection.
     """
-    in_training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     hopper = hopper_for(q, plan)
-    if hopper is not None and (HOPPER_GRADIENTS or not in_training):
+    if hopper is not None:
         q, k, v = (_dense_channels(x) for x in (q, k, v))
         return torch.ops.merope.attend_hopper(q, k, v, hopper.tensors(), plan.query_cameras)[0].transpose(1, 2)
+    in_training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     needed = bytes_per_camera(k, carried_width(plan), in_training)
     if needed > memory_budget:
         expected = f"at least {needed} bytes, what one query camera needs"
         raise invalid("memory_budget", expected, memory_budget, 'raise it or use backend="sdpa", which splits heads')
-    out = _attend(q, k, v, prepared(plan, q.dtype), [] if hopper is None else hopper.tensors(), memory_budget)
+    out = _attend(q, k, v, prepared(plan, q.dtype), memory_budget)
     chosen = plan.cameraless_queries
     if chosen.numel() == 0:
         return out
-    alone = _attend(q[:, :, chosen], k, v, prepared_cameraless(plan, q.dtype), [], memory_budget)
+    alone = _attend(q[:, :, chosen], k, v, prepared_cameraless(plan, q.dtype), memory_budget)
     plain = torch.zeros_like(out).index_copy(2, chosen, alone)
     return torch.where(plan.query_has_camera[:, None, :, None], out, plain)
 
 
+def make_ready(q: Tensor, plan: AttentionPlan) -> None:
+    """Make what is kept on a plan for inputs like q (of any shape) now: a graph of torch.compile can only find it."""
+    if hopper_for(q, plan) is None:
+        prepared(plan, q.dtype)
+        if plan.cameraless_queries.numel():
+            prepared_cameraless(plan, q.dtype)
+
+
 def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
     """Tables for the kernel that turns keys inside the attention loop, where the GPU and the plan allow it."""
-    if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != (9, 0):
+    if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != 90:
         return None
-    return kept(plan, "_hopper", lambda: make_tables(plan) if why_not_plan(plan) is None else None)
+    return kept(plan, "_hopper", lambda: make_tables(plan) if why_not_plan(plan) is None and _can_build() else None)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, maps: PreparedPlan, hopper: list[Tensor], memory_budget: int
-) -> Tensor:  # [B, H, Nq, d]
+@cache
+def _can_build() -> bool:
+    """Whether the Hopper kernels can be built here; says why not, once."""
+    try:
+        hopper_module.cubin()
+    except (OSError, RuntimeError, ValueError) as error:
+        _logger.warning("keys and values are expanded in memory, not turned in the attention loop: %s", error)
+        return False
+    return True
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, maps: PreparedPlan, memory_budget: int) -> Tensor:  # [B, H, Nq, d]
     """Every query as if it had a camera; rows after the cameras' tokens are zero."""
     q, k, v = (_dense_channels(x) for x in (q, k, v))
     tensors, numbers = maps.pack()
-    out: Tensor = _forward(q, k, v, tensors, numbers, hopper, memory_budget)[0]
+    out: Tensor = _forward(q, k, v, tensors, numbers, memory_budget)[0]
     return out.transpose(1, 2)
 
 
@@ -79,21 +100,16 @@ def _forward(
     v: Tensor,
     tensors: list[Tensor],  # of a PreparedPlan
     numbers: list[int],
-    hopper: list[Tensor],  # of HopperTables; empty: expand keys and values
     memory_budget: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, d], [B, queries, H, W] or empty, [B · groups, H, P]
-    """The result token-major; for the backward pass the result before O (unless O is undone there) and log-sum-exp."""
+) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, d], [B, queries, H, W], [B · groups, H, P]
+    """The result token-major; for the backward pass the result before O, and log-sum-exp."""
     with torch.cuda.device_of(q):  # Triton launches on the current device, wherever the tensors are
-        return _forward_here(q, k, v, PreparedPlan.unpack(tensors, numbers), hopper, memory_budget)
+        return _forward_here(q, k, v, PreparedPlan.unpack(tensors, numbers), memory_budget)
 
 
 def _forward_here(
-    q: Tensor, k: Tensor, v: Tensor, maps: PreparedPlan, hopper: list[Tensor], memory_budget: int
+    q: Tensor, k: Tensor, v: Tensor, maps: PreparedPlan, memory_budget: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if hopper:
-        out, by_token = torch.ops.merope.attend_hopper(q, k, v, hopper, maps.groups)
-        by_camera = by_token.unflatten(2, (maps.groups, maps.tokens_per_group)).transpose(1, 2)
-        return out, q.new_empty(0), by_camera.flatten(0, 1).contiguous()
     turned = turn(q[:, :, : maps.queries], maps.turn, maps.query_tables)
     attended, lse = grouped_attention_forward(turned, k, v, maps, _scale(q), memory_budget)
     del turned
@@ -102,12 +118,12 @@ def _forward_here(
 
 
 @_forward.register_fake
-def _(q, k, v, tensors, numbers, hopper, memory_budget):  # type: ignore[no-untyped-def]
+def _(q, k, v, tensors, numbers, memory_budget):  # type: ignore[no-untyped-def]
     maps = PreparedPlan.unpack(tensors, numbers)
     batch, heads, queries, head_dim = q.shape
     return (
         q.new_empty((batch, queries, heads, head_dim)),
-        q.new_empty(0 if hopper else (batch, maps.queries, heads, maps.width)),
+        q.new_empty((batch, maps.queries, heads, maps.width)),
         q.new_empty((batch * maps.groups, heads, maps.tokens_per_group), dtype=torch.float32),
     )
 
@@ -118,8 +134,7 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,  # [B, Nq, H, d]
-    attended: Tensor,  # [B, queries, H, W], or empty: O is orthogonal (MeRoPE), and Oᵀ undoes it
+    attended: Tensor,  # [B, queries, H, W]
     lse: Tensor,
     tensors: list[Tensor],
     numbers: list[int],
@@ -127,7 +142,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:  # [B, Nq, H, d], keys and values [2, B, Nk, H, d]
     with torch.cuda.device_of(q):
         maps = PreparedPlan.unpack(tensors, numbers)
-        return _backward_here(grad, q, k, v, out, attended, lse, maps, memory_budget)
+        return _backward_here(grad, q, k, v, attended, lse, maps, memory_budget)
 
 
 def _backward_here(
@@ -135,15 +150,12 @@ def _backward_here(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
     attended: Tensor,
     lse: Tensor,
     maps: PreparedPlan,
     memory_budget: int,
 ) -> tuple[Tensor, Tensor]:
     grad_attended = turn(grad[:, : maps.queries].transpose(1, 2), maps.back_t, maps.query_tables)
-    if attended.numel() == 0:
-        attended = turn(out.transpose(1, 2), maps.back_t, maps.query_tables)
     turned = turn(q[:, :, : maps.queries], maps.turn, maps.query_tables)
     grad_turned, grad_keys_values = grouped_attention_backward(
         grad_attended, turned, k, v, attended, lse, maps, _scale(q), memory_budget
@@ -153,24 +165,21 @@ def _backward_here(
 
 
 @_backward.register_fake
-def _(grad, q, k, v, out, attended, lse, tensors, numbers, memory_budget):  # type: ignore[no-untyped-def]
+def _(grad, q, k, v, attended, lse, tensors, numbers, memory_budget):  # type: ignore[no-untyped-def]
     return torch.empty_like(grad), k.new_empty((2, k.shape[0], k.shape[2], k.shape[1], k.shape[3]))
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, tensors, numbers, hopper, memory_budget = inputs
-    out, attended, lse = output
-    needed_out = out if attended.numel() == 0 else out.new_empty(0)
-    ctx.save_for_backward(q, k, v, needed_out, attended, lse, *tensors)
-    ctx.numbers, ctx.hopper_tensors, ctx.memory_budget = numbers, len(hopper), memory_budget
+    q, k, v, tensors, ctx.numbers, ctx.memory_budget = inputs
+    ctx.save_for_backward(q, k, v, *output[1:], *tensors)
 
 
 def _gradients(ctx, grad, _attended, _lse):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors
-    tensors = list(saved[6:])
-    grad_q, keys_values = _backward(grad.contiguous(), *saved[:6], tensors, ctx.numbers, ctx.memory_budget)
+    tensors = list(saved[5:])
+    grad_q, keys_values = _backward(grad.contiguous(), *saved[:5], tensors, ctx.numbers, ctx.memory_budget)
     gradients = (x.transpose(1, 2) for x in (grad_q, *keys_values.unbind(0)))
-    return *gradients, [None] * len(tensors), None, [None] * ctx.hopper_tensors, None
+    return *gradients, [None] * len(tensors), None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

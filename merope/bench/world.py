@@ -6,11 +6,12 @@ after the prefix cannot be told from it, so a model that does not look at the ca
 
 import hashlib
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import radians
 from pathlib import Path
 
 import torch
@@ -19,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from merope.adapters.wan import load_branch
-from merope.data.render import render
+from merope.bench.provenance import device_name
+from merope.data.render import Render, render
 from merope.data.world import World
 from merope.data.world_clips import WorldClips
 from merope.errors import invalid
@@ -38,12 +40,23 @@ MANOEUVRES = ("original", "left", "right")
 
 @dataclass(frozen=True)
 class WorldTest:
-    """What is commanded: three paths in each of some unseen worlds."""
+    """What is commanded: three paths in each of some unseen worlds.
+
+    `stretch` multiplies how far every camera is from the first one, the prefix included; rotations stay. Training is at
+    1, so that 2 and 4 command speeds and baselines that no model has seen.
+    """
 
     worlds: int = 32
     turn_deg: float = 30.0  # heading that the last frame of a left or right turn gains
     steps: int = 30  # of denoising
     batch: int = 16  # clips that are generated at once
+    stretch: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.worlds < 1:
+            raise invalid("worlds", "at least 1", self.worlds, "the table uses 32")
+        if not 0.0 < self.stretch < math.inf:
+            raise invalid("stretch", "positive and finite", self.stretch, "the table uses 1, 2 and 4")
 
     @property
     def seeds(self) -> range:
@@ -51,12 +64,23 @@ class WorldTest:
 
     def paths(self, clips: WorldClips, seed: int) -> dict[str, Tensor]:  # each [T, 4, 4]
         """The drive of a world, and the same with a turn to either side after the prefix."""
-        path, yaw_rad = clips.path(seed), radians(self.turn_deg)
-        return {
+        path, yaw_rad = clips.path(seed), math.radians(self.turn_deg)
+        paths = {
             "original": path,
             "left": turn_by(path, -yaw_rad, clips.prefix_frames),
             "right": turn_by(path, yaw_rad, clips.prefix_frames),
         }
+        return {name: stretched(path, self.stretch) for name, path in paths.items()}
+
+
+def stretched(
+    world_from_camera: Tensor,  # [T, 4, 4]
+    stretch: float,
+) -> Tensor:  # [T, 4, 4]
+    """The path with every camera so many times as far from the first one; rotations stay."""
+    path, first = world_from_camera.clone(), world_from_camera[:1, :3, 3]
+    path[:, :3, 3] = first + stretch * (path[:, :3, 3] - first)
+    return path
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +92,7 @@ class CommandedClip:
     cameras: Cameras  # [T]
     true: Tensor  # uint8 [T, H, W, 3]
     world: World
+    seen: Render  # what `true` is made of, with its depth; on the CPU
 
     @property
     def name(self) -> str:
@@ -87,9 +112,13 @@ def clips_of_world(test: WorldTest, clips: WorldClips, seed: int, device: torch.
     for manoeuvre, path in paths.items():
         cameras = Cameras(path, clips.lens(seed), plan_dtype=torch.float32)
         seen = render(world, cameras.to(device), clips.height, clips.width)
-        true = (255.0 * seen.image).round().to(torch.uint8).contiguous().cpu()
-        commanded.append(CommandedClip(seed, manoeuvre, cameras, true, world))
+        seen = Render(seen.image.cpu(), seen.depth_m.cpu(), seen.valid.cpu(), world)
+        commanded.append(CommandedClip(seed, manoeuvre, cameras, as_bytes(seen.image), world, seen))
     return commanded
+
+
+def as_bytes(image: Tensor) -> Tensor:  # float [..., H, W, 3] in [0, 1] -> uint8
+    return (255.0 * image).round().to(torch.uint8).contiguous()
 
 
 def generate_clips(
@@ -137,25 +166,36 @@ def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeli
     return pipeline.to(device)
 
 
+def generated_file(config: TrainConfig, test: WorldTest) -> Path:
+    """Where the videos of a row lie; those of a stretched test have their own file."""
+    name = "generated" if test.stretch == 1.0 else f"generated-x{test.stretch:g}"
+    return config.run.out / f"{name}.safetensors"
+
+
 def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:
     """Generate the test clips of a trained row into its folder; those of the same test and weights are kept."""
-    file = config.run.out / "generated.safetensors"
-    pipeline, prefix = load_trained(config, device), config.objective.prefix_frames
-    about = {"test": json.dumps(vars(test)), "trained": _weights_digest(config.run.out / "trained")}
-    if _about(file) != about:
-        commanded, part = commanded_clips(test, world_clips(config), device), file.with_suffix(".part")
-        save_file(generate_clips(pipeline, commanded, test, prefix, config.branch != "none"), part, about)
-        os.replace(part, file)
+    file, part = generated_file(config, test), generated_file(config, test).with_suffix(".part")
+    trained = config.run.out / "trained"
+    about = {"test": json.dumps(vars(test)), "trained": _weights_digest(trained) if trained.is_dir() else ""}
+    if about.items() <= about_videos(file).items():
+        return file
+    pipeline = load_trained(config, device)
+    began_s = time.perf_counter()
+    commanded = commanded_clips(test, world_clips(config), device)
+    videos = generate_clips(pipeline, commanded, test, config.objective.prefix_frames, config.branch != "none")
+    seconds = f"{time.perf_counter() - began_s:.1f}"
+    save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device)})
+    os.replace(part, file)
     return file
 
 
-def _about(file: Path) -> dict[str, str] | None:
-    """What videos were generated from; None where there are none, or half a file."""
+def about_videos(file: Path) -> dict[str, str]:
+    """What videos were generated from, on what and for how long; empty where there are none, or half a file."""
     try:
         with safe_open(file, "pt") as videos:
-            return videos.metadata()
+            return videos.metadata() or {}
     except (OSError, SafetensorError):
-        return None
+        return {}
 
 
 def _weights_digest(folder: Path) -> str:

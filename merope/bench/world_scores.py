@@ -1,41 +1,71 @@
-"""Scores of generated worlds: poses in metres against what was commanded, PSNR against what would be seen."""
+"""Scores of generated worlds: poses in metres against what was commanded, PSNR against what would be seen.
 
+Poses are recovered world by world, in any process (`score_world`); `scores_of_test` puts the worlds of a test together.
+"""
+
+import hashlib
 import json
 import math
-import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+import pickle
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
-from merope.bench.world import MANOEUVRES, CommandedClip, WorldTest, clips_of_world
+from merope.bench.world import (
+    MANOEUVRES,
+    CommandedClip,
+    WorldTest,
+    about_videos,
+    as_bytes,
+    clips_of_world,
+    generated_file,
+    stretched,
+)
+from merope.data.render import render
 from merope.data.world_clips import WorldClips
 from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import PoseMetrics, pose_metrics
 from merope.evaluate.summary import summarise
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Lens
+from merope.geometry.trajectories import turn_by
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 
-Job = tuple[WorldTest, WorldClips, int, dict[str, Tensor], int]
-"""Test, clips, seed of the world, generated videos by name, frames of the prefix."""
+FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE = math.radians(2.0), 1.03, 0.04
+"""How far from the command, and how noisy (of full scale), the true renders are that the estimator is tried on."""
+
+WIDE_DEG, FISHEYE_DEG, FISHEYE_XI = 90.0, 120.0, 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
     """One clip."""
 
-    name: str
+    seed: int  # of its world
     manoeuvre: str
     metrics: PoseMetrics
     pairs: PairErrors
     psnr_db: float  # mean over generated frames
     recovered: Tensor  # [T, 4, 4]
+
+    @property
+    def name(self) -> str:
+        return f"world-{self.seed}-{self.manoeuvre}"
+
+    def as_dict(self) -> dict[str, object]:
+        """Every number of the clip, for JSON."""
+        chances = len(self.pairs.rotation_deg)
+        auc = {f"auc_{tau}": 100.0 * self.pairs.hits(tau) / (tau * chances) for tau in (3, 10)}
+        plain = self.metrics.as_dict() | auc | {"psnr_db": self.psnr_db}
+        lost = self.metrics.frames - self.metrics.valid_frames
+        return {"world": self.seed, "manoeuvre": self.manoeuvre, "failed_frames": lost} | plain
 
 
 def score_clip(clip: CommandedClip, video: Tensor, prefix_frames: int) -> Score:  # uint8 [T, H, W, 3]
@@ -43,14 +73,35 @@ def score_clip(clip: CommandedClip, video: Tensor, prefix_frames: int) -> Score:
 
     The prefix was given and is always right: a clip of which nothing else was recovered has failed.
     """
-    estimate = RenderAnchoredEstimator(clip.world, clip.cameras)(video)
-    commanded, valid = clip.cameras.world_from_camera, estimate.valid
-    valid = valid & valid[prefix_frames:].any()
+    return _score(clip, video, clip.cameras.world_from_camera, prefix_frames)
+
+
+def score_floor(clip: CommandedClip, prefix_frames: int) -> Score:
+    """What the estimator alone gets wrong: a true, noisy render of a path that strays from the command.
+
+    A video that obeys exactly would be compared with itself and prove nothing.
+    """
+    turned = turn_by(clip.cameras.world_from_camera, FLOOR_YAW_RAD, prefix_frames)
+    path = stretched(turned, FLOOR_STRETCH)
+    height, width = clip.true.shape[1:3]
+    image = render(clip.world, Cameras(path, clip.cameras.lens), height, width).image
+    noise = FLOOR_NOISE * torch.randn(image.shape, generator=torch.Generator().manual_seed(clip.seed))
+    return _score(clip, as_bytes((image + noise).clamp(0.0, 1.0)), path, prefix_frames)
+
+
+def _score(
+    clip: CommandedClip,
+    video: Tensor,  # uint8 [T, H, W, 3]
+    world_from_camera: Tensor,  # [T, 4, 4] where its cameras should be
+    prefix_frames: int,
+) -> Score:
+    estimate = RenderAnchoredEstimator(clip.world, clip.cameras, clip.seen)(video)
+    valid = estimate.valid & estimate.valid[prefix_frames:].any()
     return Score(
-        name=clip.name,
+        seed=clip.seed,
         manoeuvre=clip.manoeuvre,
-        metrics=pose_metrics(commanded, estimate.world_from_camera, valid, is_metric=True),
-        pairs=pair_errors(commanded, estimate.world_from_camera, valid),
+        metrics=pose_metrics(world_from_camera, estimate.world_from_camera, valid, is_metric=True),
+        pairs=pair_errors(world_from_camera, estimate.world_from_camera, valid),
         psnr_db=psnr_db(video[prefix_frames:], clip.true[prefix_frames:]),
         recovered=estimate.world_from_camera,
     )
@@ -62,71 +113,90 @@ def psnr_db(video: Tensor, true: Tensor) -> float:  # uint8 [T, H, W, 3] twice
     return float((10.0 * torch.log10(255.0**2 / error)).mean())
 
 
-def score_row(config: TrainConfig, test: WorldTest, workers: int) -> dict[str, Any]:
-    """Score the generated clips of a row, and the same estimator on true renders: the floor of the measurement."""
-    videos = load_file(config.run.out / "generated.safetensors")
+@dataclass(frozen=True)
+class WorldJob:
+    """The three clips of one world, to be scored in some process."""
+
+    test: WorldTest
+    clips: WorldClips
+    seed: int
+    prefix_frames: int
+    videos: Path | None  # generated.safetensors; None scores the floor
+
+
+def row_jobs(config: TrainConfig, test: WorldTest) -> list[WorldJob]:
+    """One job per world of a row's generated videos."""
+    return _jobs(config, test, generated_file(config, test))
+
+
+def floor_jobs(config: TrainConfig, test: WorldTest) -> list[WorldJob]:
+    """One job per world of a test; the results do not depend on the row."""
+    return _jobs(config, test, None)
+
+
+def _jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
     clips, prefix = world_clips(config), config.objective.prefix_frames
-    jobs = [(test, clips, seed, {n: v for n, v in videos.items() if f"-{seed}-" in n}, prefix) for seed in test.seeds]
-    scored = [pair for world in _mapped(jobs, workers) for pair in world]
-    result: dict[str, Any] = {"test": asdict(test), "clips": {}, "rows": {}}
-    for kind, index in (("generated", 0), ("floor", 1)):
-        scores = [pair[index] for pair in scored]
-        groups = {"all": scores} | {m: [s for s in scores if s.manoeuvre == m] for m in MANOEUVRES}
-        result["rows"][kind] = {name: _summary(group) for name, group in groups.items()}
-    result["clips"] = {score.name: score.metrics.as_dict() | {"psnr_db": score.psnr_db} for score, _ in scored}
-    text = json.dumps(result, indent=1)
-    (config.run.out / "scores.json").write_text(text)
-    return json.loads(text)
+    return [WorldJob(test, clips, seed, prefix, videos) for seed in test.seeds]
 
 
-def _mapped(jobs: Sequence[Job], workers: int) -> Iterator[list[tuple[Score, Score]]]:
-    """The scores of every job in order, with a line of progress."""
-    with (
-        ProcessPoolExecutor(workers, torch.multiprocessing.get_context("spawn"))
-        if workers > 1
-        else nullcontext() as pool
-    ):
-        scored = map(_score_world, jobs) if pool is None else pool.map(_score_world, jobs)
-        for count, scores in enumerate(scored, start=1):
-            print(f"scored world {count} of {len(jobs)}", end="\r", file=sys.stderr, flush=True)
-            yield scores
-    print(file=sys.stderr)
+def score_world(job: WorldJob) -> bytes:
+    """The scores of a job, pickled: tensors that processes share hold a file handle each, and a row has hundreds."""
+    commanded = clips_of_world(job.test, job.clips, job.seed, torch.device("cpu"))
+    if job.videos is None:
+        return pickle.dumps([score_floor(clip, job.prefix_frames) for clip in commanded])
+    with safe_open(job.videos, "pt") as videos:
+        return pickle.dumps([score_clip(clip, videos.get_tensor(clip.name), job.prefix_frames) for clip in commanded])
 
 
-def _score_world(job: Job) -> list[tuple[Score, Score]]:
-    """All clips of one world, each with the score of its true render."""
-    test, clips, seed, videos, prefix = job
-    commanded = clips_of_world(test, clips, seed, torch.device("cpu"))
-    return [(score_clip(clip, videos[clip.name], prefix), score_clip(clip, clip.true, prefix)) for clip in commanded]
+def scores_of(worlds: Iterable[bytes]) -> list[Score]:
+    """What `score_world` returned, unpacked."""
+    return [score for world in worlds for score in pickle.loads(world)]
+
+
+def floor_file(config: TrainConfig, test: WorldTest) -> Path:
+    """Where the floor of a test lies, beside the rows' folders: all rows with the same paths and lenses share it."""
+    clips, settings = world_clips(config), (FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE)
+    what = repr((test.seeds, test.turn_deg, test.stretch, clips, config.objective.prefix_frames, settings))
+    return config.run.out.parent / f"floor-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
+
+
+def summaries(scores: list[Score], clips: WorldClips) -> dict[str, Any]:
+    """Means with intervals over clips: all, by manoeuvre and, where lenses differ, by lens."""
+    groups: dict[str, list[Score]] = {"all": scores} | {name: [] for name in MANOEUVRES}
+    for score in scores:
+        groups[score.manoeuvre].append(score)
+        if clips.fov_deg[0] < clips.fov_deg[1] or clips.xi[0] < clips.xi[1]:
+            groups.setdefault(lens_kind(clips.lens(score.seed)), []).append(score)
+    return {name: _summary(group) for name, group in groups.items()}
+
+
+def lens_kind(lens: Lens) -> str:
+    """What a lens is called where lenses are mixed, by its horizontal field of view and mirror parameter."""
+    middle = lens.height / 2.0
+    edges, _ = lens.unproject(torch.tensor([[0.0, middle], [lens.width, middle]], dtype=torch.float64))
+    sine, cosine = torch.linalg.cross(edges[0], edges[1]).norm(), (edges[0] * edges[1]).sum()
+    fov_deg, xi = math.degrees(torch.atan2(sine, cosine)), float(getattr(lens, "xi", 0.0))
+    if fov_deg < WIDE_DEG:
+        return "pinhole-like"
+    return "fisheye" if fov_deg >= FISHEYE_DEG and xi >= FISHEYE_XI else "wide"
 
 
 def _summary(scores: list[Score]) -> dict[str, Any]:
     summary = summarise([score.metrics for score in scores], [score.pairs for score in scores])
-    psnr = torch.tensor([score.psnr_db for score in scores])
-    plain = asdict(summary) | {"psnr_db": float(psnr.mean())}
+    plain = asdict(summary) | {"psnr_db": sum(score.psnr_db for score in scores) / len(scores)}
     return json.loads(json.dumps(plain), parse_constant=lambda _: None)
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """The rows of several methods as text: mean and 95 % interval over all clips."""
-    columns = {"rot_deg": "rot°", "metric_tr_percent": "metric tr%", "cammc": "CamMC", "auc_10": "AUC@10"}
-    lines = [
-        "method".ljust(28) + "".join(title.rjust(22) for title in columns.values()) + "PSNR".rjust(8) + "lost".rjust(8)
-    ]
-    for method, result in results.items():
-        row = result["rows"]["generated"]["all"]
-        cells = [_cell(row["values"].get(name)) for name in columns]
-        lost = f"{row['failed_frames']}/{row['frames']}"
-        lines.append(method.ljust(28) + "".join(c.rjust(22) for c in cells) + f"{row['psnr_db']:8.2f}" + lost.rjust(8))
-    return "\n".join(lines)
-
-
-def _cell(interval: dict[str, float] | None) -> str:
-    if interval is None or interval["mean"] is None or math.isnan(interval["mean"]):
-        return "–"
-    if interval["low"] is None:
-        return f"{interval['mean']:.2f}"
-    return f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
+def scores_of_test(config: TrainConfig, test: WorldTest, scores: list[Score], floor: dict[str, Any]) -> dict[str, Any]:
+    """One test of a row, as its results file has it."""
+    about, clips = about_videos(generated_file(config, test)), world_clips(config)
+    return {
+        "test": asdict(test),
+        "generated_s": float(about["generated_s"]) if "generated_s" in about else None,
+        "generated_on": about.get("gpu", ""),
+        "rows": {"generated": summaries(scores, clips), "floor": floor},
+        "clips": {score.name: score.as_dict() | {"lens": lens_kind(clips.lens(score.seed))} for score in scores},
+    }
 
 
 def with_seed(config: TrainConfig, seed: int) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""Commands that run models: train, generate, analyse, bench world."""
+"""Commands that run models: train, generate, analyse."""
 
 import argparse
 import os
@@ -143,39 +143,4 @@ def _analyse(options: argparse.Namespace) -> int:
     for block, amplitude, share in zip(analysis.blocks, analysis.amplitude, analysis.share, strict=True):
         print(f"block {block:>3}  amplitude {float(amplitude):.4f}  {float(share):6.1%} of all")
     print(f"wrote {options.out / 'analysis.json'}, amplitude.png and attention-mass.png")
-    return 0
-
-
-def add_bench_world(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, help="TOML file of configs/world")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
-    parser.add_argument("--seed", type=int, default=0, help="of initialisation, worlds and noise; names the folder")
-    parser.add_argument("--worlds", type=int, default=32, help="unseen worlds, three paths each")
-    parser.add_argument("--workers", type=int, default=2, help="processes that recover poses")
-    parser.add_argument(
-        "--until",
-        choices=("trained", "generated", "scored"),
-        default="scored",
-        help="how far to go; later stages pick up what earlier ones left in the folder",
-    )
-    parser.set_defaults(run=_bench_world)
-
-
-def _bench_world(options: argparse.Namespace) -> int:
-    import torch
-
-    from merope.bench.world import WorldTest, generate_row
-    from merope.bench.world_scores import score_row, table, with_seed
-    from merope.train.config import TrainConfig
-    from merope.train.loop import train
-    from merope.train.toml_config import read_config
-
-    config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
-    test = WorldTest(worlds=options.worlds)
-    train(config)  # a finished run of the same config is only written out again, another one is refused
-    if options.until != "trained":
-        generate_row(config, test, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    if options.until == "scored":
-        print(table({config.run.out.name: score_row(config, test, options.workers)}))
-    print(f"wrote {config.run.out}")
     return 0

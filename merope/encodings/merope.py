@@ -22,6 +22,8 @@ from merope.geometry.quaternions import multiply, quaternion_from_matrix
 
 PARTITIONS = {128: (36, 36, 24, 32), 192: (54, 54, 36, 48)}
 """Channels for disparity, rotation, translation, native: the paper's head of 128, and 1.5 × it for PanShot's 192."""
+ANCHORS_AT_ONCE = 1 << 22
+"""Anchors whose geometry is computed together; float64, about 300 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -106,31 +108,36 @@ class MeRoPE(Encoding):
         query_frames = query.per_token(minrot(query.rays).mT, torch.eye(3), entry_dims=2)
         unit = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(len(self.fractions), 4)
         fractions = key.rays.new_tensor(self.fractions)
-        # One query camera at a time: the float64 arcs of all of them would take many times the table's memory.
+        # Some query cameras at a time: the float64 arcs of all of them may take many times the table's memory.
+        clips = max(len(query.origin_from_camera), len(key.origin_from_camera))
+        at_once = max(1, ANCHORS_AT_ONCE // (clips * key.count * len(fractions)))
         tables = [
-            key.per_token(self._anchor_frames(*camera, key, fractions), unit, entry_dims=2).to(key.dtype)
-            for camera in zip(query.origin_from_camera.unbind(1), query.rounding_m.unbind(1), strict=True)
+            key.per_token(self._anchor_frames(*cameras, key, fractions), unit, entry_dims=2).to(key.dtype)
+            for cameras in zip(
+                query.origin_from_camera.split(at_once, 1), query.rounding_m.split(at_once, 1), strict=True
+            )
         ]
-        key_side = Operator(torch.stack(tables, dim=1)[:, None], "quaternion")
+        key_side = Operator(torch.cat(tables, dim=1)[:, None], "quaternion")
         query_side = Operator(query_frames.to(query.dtype)[:, None, None, :, None], "matrix")
         return Block("disparity", start, start + self.channels[0], query_side, key_side, camera=True)
 
     def _anchor_frames(
         self,
-        origin_from_query: Tensor,  # [B, 4, 4] one query camera
-        rounding_m: Tensor,  # [B] of its centre
+        origin_from_query: Tensor,  # [B, n, 4, 4] some query cameras
+        rounding_m: Tensor,  # [B, n] of their centres
         key: Tokens,
         fractions: Tensor,  # [L]
-    ) -> Tensor:  # [B, Vk, P, L, 4]
-        """Frames of the anchor directions in the query camera, as quaternions."""
-        query_from_key = relative(origin_from_query[:, None], key.origin_from_camera)
-        rotation = query_from_key[:, :, None, :3, :3]  # [B, Vk, 1, 3, 3]
-        far_directions = (rotation @ key.rays[..., None]).squeeze(-1)
-        displacement_m = query_from_key[:, :, None, :3, 3].expand_as(far_directions)
-        arc = epipolar_arc(far_directions, displacement_m, (rounding_m[:, None] + key.rounding_m)[..., None])
+    ) -> Tensor:  # [B, n, Vk, P, L, 4]
+        """Frames of the anchor directions in the query cameras, as quaternions."""
+        query_from_key = relative(origin_from_query[:, :, None], key.origin_from_camera[:, None])
+        rotation = query_from_key[..., None, :3, :3]  # [B, n, Vk, 1, 3, 3]
+        far_directions = (rotation @ key.rays[:, None, ..., None]).squeeze(-1)
+        displacement_m = query_from_key[..., None, :3, 3].expand_as(far_directions)
+        rounding_m = rounding_m[:, :, None] + key.rounding_m[:, None]
+        arc = epipolar_arc(far_directions, displacement_m, rounding_m[..., None])
         if self.anchor_frame == "minrot":
             return minrot_quaternion(anchor_directions(arc, fractions), arc.zone[..., None])
-        key_frames = multiply(quaternion_from_matrix(rotation), minrot_quaternion(key.rays))
+        key_frames = multiply(quaternion_from_matrix(rotation), minrot_quaternion(key.rays)[:, None])
         return multiply(arc_turns(arc, fractions), key_frames[..., None, :])
 
 

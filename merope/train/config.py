@@ -176,9 +176,11 @@ class HistorySection:
 
 @dataclass(frozen=True)
 class OptimiserSection:
-    """AdamW with a constant learning rate (paper, Appendix on optimisation)."""
+    """AdamW, by default with a constant learning rate (paper, Appendix on optimisation)."""
 
     learning_rate: float = 1e-5
+    warmup_steps: int = 0  # the rate rises to its value over the first steps
+    decay_steps: int = 0  # and falls to zero over the last ones
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.01
@@ -188,6 +190,8 @@ class OptimiserSection:
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < math.inf:
             raise invalid("optimiser.learning_rate", "positive and finite", self.learning_rate, "the paper uses 1e-5")
+        _at_least("optimiser.warmup_steps", self.warmup_steps, 0)
+        _at_least("optimiser.decay_steps", self.decay_steps, 0)
         if not self.clip_norm > 0:
             raise invalid("optimiser.clip_norm", "positive; inf never clips", self.clip_norm, "1 is usual")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

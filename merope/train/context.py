@@ -16,10 +16,11 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 
 from merope.adapters.camera_attention import CameraAttention, plan_dtype
-from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.camera_branch import CameraBranch, attended_dtype
 from merope.adapters.conditioning import CameraCondition, CameraRotary
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attached_branch, camera_input
+from merope.attention.dispatch import make_ready
 from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
@@ -147,7 +148,7 @@ class ContextParallel:
         own = self.shards.own_tokens(cosine.shape[1])
         native = (cosine[:, own], sine[:, own])
         if isinstance(rotary, CameraRotary):
-            return hidden, text, modulation, replace(rotary, native=native)
+            return hidden, text, modulation, CameraRotary(native, rotary.condition, rotary.references)
         return hidden, text, modulation, native
 
     def _leave(self, norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -182,7 +183,9 @@ class _LocalConditions:
             times=times[..., shards.own],
             key_times=times,
         )
-        return replace(whole, plan=plan.to(dtype=plan_dtype(latents)), gather=shards.gather)
+        plan = plan.to(dtype=plan_dtype(latents))
+        make_ready(plan, attended_dtype(latents))
+        return replace(whole, plan=plan, gather=shards.gather)
 
 
 def _check_branch(branch: CameraBranch) -> None:

@@ -58,7 +58,7 @@ def _train(config: TrainConfig, ranks: Ranks) -> Path:
         for step in range(done, config.run.steps):
             loss, norm = train_step(config, model, stream, optimiser, ranks, step)
             update_average(average, model.transformer, config.optimiser.ema_decay)
-            numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": config.optimiser.learning_rate}
+            numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step)}
             done = step + 1
             if due(done, config.run.validate_every) and config.run.validation_clips:
                 numbers["validation_loss"] = validate(config, model, stream, ranks)
@@ -96,18 +96,24 @@ def train_step(
 ) -> tuple[float, float]:
     """One step of the optimiser: mean loss of the global batch, and the gradient's norm before clipping."""
     optimiser.zero_grad(set_to_none=True)
-    total, bad = 0.0, []
+    for group in optimiser.param_groups:
+        group["lr"] = learning_rate(config, step)
+    names: list[str] = []
+    losses: list[Tensor] = []
     for examples in stream.step(step):
-        losses = clip_losses(config, model, examples, step)
+        clip_loss = clip_losses(config, model, examples, step)
         # FSDP takes the mean of all ranks' gradients; the sum over clips divided by their number is wanted.
-        (losses.sum() * (ranks.world_size / config.run.batch_size)).backward()
-        total += float(losses.detach().sum())
-        bad += [name for name, loss in zip(examples.names, losses.tolist(), strict=True) if not loss < float("inf")]
-    loss, failures = ranks.sum([total, len(bad)])
+        (clip_loss.sum() * (ranks.world_size / config.run.batch_size)).backward()
+        names += examples.names
+        losses.append(clip_loss.detach())
+    trained = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    norm_here = nn.utils.clip_grad_norm_(trained, config.optimiser.clip_norm)  # read after the losses: one wait for all
+    per_clip = torch.cat(losses).tolist()
+    bad = [name for name, loss in zip(names, per_clip, strict=True) if not loss < float("inf")]
+    loss, failures = ranks.sum([sum(per_clip), len(bad)])
     if failures:
         raise _non_finite(config, step, "the loss of " + ", ".join(ranks.gather_names(bad)))
-    trained = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    norm = parallel.as_number(nn.utils.clip_grad_norm_(trained, config.optimiser.clip_norm))
+    norm = parallel.as_number(norm_here)
     if not norm < float("inf"):
         raise _non_finite(config, step, "the gradient")
     optimiser.step()
@@ -154,7 +160,16 @@ def build_optimiser(config: TrainConfig, model: nn.Module) -> Optimizer:
         betas=settings.betas,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
+        fused=all(parameter.is_cuda for parameter in trained),
     )
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Of a step: constant, with a straight rise at the start and a straight fall to the end where they are wanted."""
+    settings, left = config.optimiser, config.run.steps - step
+    rise = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    fall = min(1.0, left / settings.decay_steps) if settings.decay_steps else 1.0
+    return settings.learning_rate * rise * fall
 
 
 def moving_average(config: TrainConfig, model: nn.Module) -> dict[str, Tensor]:
@@ -167,9 +182,8 @@ def moving_average(config: TrainConfig, model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def update_average(average: dict[str, Tensor], model: nn.Module, decay: float | None) -> None:
     if decay is not None:
-        for name, parameter in model.named_parameters():
-            if name in average:
-                average[name].lerp_(parameter.detach(), 1.0 - decay)
+        trained = [parameter.detach() for name, parameter in model.named_parameters() if name in average]
+        torch._foreach_lerp_(list(average.values()), trained, 1.0 - decay)  # in the order of named_parameters
 
 
 def resume(

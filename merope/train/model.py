@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attach, attached_branch
+from merope.encodings import ENCODINGS
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.pipeline.camera_video import CameraVideoPipeline
@@ -111,8 +112,15 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     transformer.train()
     pipeline.to(device)
     if config.model.compile:
-        transformer.compile_repeated_blocks(fullgraph=True)
+        # An encoding that reads tokens makes a plan in every block, outside of the graph.
+        transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
     return Model(pipeline, config.model.precision, device, config.objective.prefix_frames)
+
+
+def _makes_own_plans(config: TrainConfig) -> bool:
+    if config.branch == "none" or config.branch.encoding not in ENCODINGS:
+        return False
+    return ENCODINGS[config.branch.encoding].content_channels > 0
 
 
 def _scratch(config: TrainConfig) -> CameraVideoPipeline:

@@ -138,7 +138,7 @@ class WorldStream:
 class Ahead:
     """A stream without a state, some steps ahead: while a GPU trains on them, a thread prepares the next ones."""
 
-    STEPS = 8
+    STEPS = 32
 
     def __init__(self, stream: WorldStream) -> None:
         self.stream = stream

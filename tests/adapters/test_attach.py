@@ -48,7 +48,7 @@ def test_a_fresh_branch_changes_no_bit_and_detach_leaves_no_trace(dtype: torch.d
     assert set(transformer.state_dict()) - set(keys) == {
         f"blocks.{block}.attn1.processor.cam_{layer}.{kind}"
         for block in (1, 3)
-        for layer in ("q", "k", "v", "out")
+        for layer in ("qkv", "out")
         for kind in ("weight", "bias")
     }
     perturb(branch)
@@ -70,13 +70,44 @@ def test_the_branch_is_the_papers_attention_beside_self_attention() -> None:
     processor = attn.processor
     x, plan = seen["x"], branch.prepare(cameras(), tiny_inputs(torch.float64)["hidden_states"]).plan
     assert plan is not None
-    q, k, v = (
-        layer(x).unflatten(2, (1, 24)).transpose(1, 2) for layer in (processor.cam_q, processor.cam_k, processor.cam_v)
-    )
+    q, k, v = (part.unflatten(2, (1, 24)).transpose(1, 2) for part in processor.cam_qkv(x).split(24, dim=-1))
     added = processor.cam_out(attend(q, k, v, plan, backend="reference").transpose(1, 2).flatten(2))
     own = processor.base(attn, x, None, None, seen["rotary"])
     assert (seen["out"] - (own + added)).abs().max() < 1e-12
     assert added.abs().max() > 1e-3
+
+
+def test_queries_keys_and_values_are_views_of_one_product() -> None:
+    """No copy stands between the projection and attention; norms, where asked for, act on q and on k alone."""
+    x = torch.randn(2, 18, 48, dtype=torch.float64)
+    (plain,), (normed,) = (
+        attach(tiny_wan(torch.float64), tiny_config(blocks=[0], qk_norm=norm)).processors().values()
+        for norm in (None, "rms")
+    )
+    assert plain.cam_qkv.weight.abs().max() <= 48**-0.5  # each part as a layer of its own would begin
+    q, k, v = plain.projected(x)
+    assert q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+    assert q.untyped_storage().nbytes() == 3 * q.numel() * q.element_size()
+    normed.load_state_dict(plain.state_dict(), strict=False)
+    for ours, expected in zip(normed.projected(x), (_unit_rms(q), _unit_rms(k), v), strict=True):
+        assert (ours - expected).abs().max() < 1e-4  # of the norm's epsilon
+
+
+def test_autocast_makes_no_float32_copy_of_the_input() -> None:
+    """A float32 branch in training on a half-precision model: casting up, for autocast to cast down, changes no bit."""
+    branch = perturb(attach(tiny_wan(), tiny_config(blocks=[0])))
+    (processor,) = branch.processors().values()
+    ready, seen = branch.prepare(cameras(), tiny_inputs()["hidden_states"]), []
+    processor.cam_qkv.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    hidden = torch.randn(2, 18, 48).to(HALF_PRECISION)
+    with torch.autocast("cpu", HALF_PRECISION):
+        added, from_copy = processor.camera_output(hidden, ready), processor.camera_output(hidden.float(), ready)
+    assert seen[0] is hidden
+    assert torch.equal(added.float(), from_copy)
+
+
+def _unit_rms(x: Tensor) -> Tensor:  # [B, 1, N, d] -> [B, 1, N, d]
+    return x / x.square().mean(-1, keepdim=True).sqrt()
 
 
 @pytest.mark.parametrize(
@@ -94,6 +125,7 @@ def test_parameter_counts_of_the_paper(compression: int, blocks: str, millions: 
     branch = attach(transformer, CameraBranchConfig(compression=compression, blocks=blocks))
     assert round(count(branch) / 1e6, 1) == millions
     if (compression, blocks) == (4, "alternating"):
+        assert count(branch) == 141_638_400
         assert sorted(branch.processors()) == list(range(1, 30, 2))
         assert round(sum(p.numel() for p in transformer.parameters()) / 1e9, 2) == 5.14
     heads = {processor.heads for processor in branch.processors().values()}

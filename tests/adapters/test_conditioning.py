@@ -118,7 +118,7 @@ def test_a_rank_with_some_frames_attends_to_the_keys_of_all() -> None:
     own = slice(6, 12)  # the second of three frames
     middle = Cameras(clip.world_from_camera[1:2], clip.lens)
     plan = branch.encoding.plan(middle, (2, 3), key=clip, key_grid=(2, 3), times=[1.0], key_times=[0.0, 1.0, 2.0])
-    others = iter((processor.cam_k(hidden), processor.cam_v(hidden)))
+    others = iter(processor.cam_qkv(hidden).split(24, dim=-1)[1:])
 
     def gather(x: Tensor, dim: int) -> Tensor:
         full = next(others).unflatten(2, (1, 24)).transpose(1, 2)

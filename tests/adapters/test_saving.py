@@ -63,7 +63,7 @@ def test_the_folder_holds_the_branch_alone_and_says_what_it_is(tmp_path: Path) -
     assert "metres" in config["pose_convention"]
     weights = load_file(tmp_path / WEIGHTS)
     assert weights.keys() == {
-        f"camera_blocks.{i}.cam_{n}.{p}" for i in (1, 3) for n in ("q", "k", "v", "out") for p in ("weight", "bias")
+        f"camera_blocks.{i}.cam_{n}.{p}" for i in (1, 3) for n in ("qkv", "out") for p in ("weight", "bias")
     }
 
 

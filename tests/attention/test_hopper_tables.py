@@ -5,10 +5,11 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -195,11 +196,16 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     grad, out = torch.randn(2, 2, 270, 3, 128).bfloat16().unbind(0)
     lse = torch.randn(2, 3, 270)
     grads = hopper._backward(grad, q, k, v, out, lse, tables.tensors(), plan.query_cameras)
-    (_, _, _, keys), (grid, _, _, queries) = launches["pack_keys_like_bf16"], launches["pack_queries_bf16"]
+    (_, _, _, keys), (grid, _, _, queries) = launches["pack_keys_bf16"], launches["pack_queries_bf16"]
     assert grid == (2 * 192 * 16 // 256, 2)
     pointers(keys, k=k, v=v, rotation=tables.key_rotation, native=tables.key_native)
     pointers(queries, q=q, out=out, grad=grad, lse=lse, disparity=tables.query_disparity)
     pointers(queries, rotation=tables.query_rotation, native=tables.query_native)
+    grid, threads, _, bound = launches["bound_rows_bf16"]
+    assert (grid, threads) == ((2, 2 * 3), 256)
+    pointers(bound, grad=grad, v=v)
+    assert (bound.heads, bound.queries, bound.keys) == (3, 270, 210)
+    assert (bound.grad.batch, bound.grad.head, bound.grad.token) == (270 * 3 * 128, 128, 3 * 128)
     grid, threads, shared, work = launches["gradients_bf16"]
     assert (grid, threads, shared) == ((2 * 3 * 2, 1), 384, hopper.GRAD_SHARED_BYTES)
     pointers(work, grad_k=grads[1], grad_v=grads[2], rotation=tables.key_rotation, native=tables.key_native)
@@ -209,6 +215,7 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     assert (work.heads, work.cameras, work.padded_rows, work.keys) == (3, 2, 192, 210)
     assert (work.padded_keys, work.key_cameras, work.tables_per_sample) == (256, 4, 1)
     grid, _, _, finish = launches["finish_queries_bf16"]
+    assert bound.bounds == queries.bounds == work.bounds == finish.bounds
     assert grid == (math.ceil(270 * 16 / 256), 2)
     pointers(finish, grad_q=grads[0], disparity=tables.query_disparity, rotation=tables.query_rotation)
     assert (finish.sums, finish.native) == (work.sums, tables.query_native.data_ptr())
@@ -262,6 +269,29 @@ def test_saturation_keeps_nan() -> None:
     assert [eval(python, {**names, "x": x}) for x in (-1e6, 3.0, math.inf)] == [-16384.0, 3.0, 16384.0]
 
 
+norms = st.floats(-44, 38.5).map(lambda decades: 10.0**decades)
+
+
+@given(grad=norms, value=norms)
+@example(grad=1e-44, value=1e-44)
+@example(grad=3e38, value=3e38)
+@example(grad=3e38, value=1e-44)
+def test_scales_of_a_head_keep_half_precision_in_its_range(grad: float, value: float) -> None:
+    """`HeadScales` of hopper_grad_rows.cu, read as Python, for the largest norms of output gradients and of values."""
+    names = {"bounds": SimpleNamespace(x=grad, y=value), "exponent": lambda x: max(math.frexp(x)[1] - 1, -127)}
+    found = [re.search(rf"  {name}_exponent = (.*?);", SOURCE) for name in ("grad", "error")]
+    grads, errors = (eval(match[1], {**names, "min": min, "max": max}) for match in found if match)
+    packed_value = min(value, 16384 * 128**0.5)
+    scaled_grad, scaled_product = grad * 2.0**grads, grad * packed_value * 2.0 ** (grads + errors)
+    assert scaled_grad < 2**14
+    assert 2**8 * scaled_product / 2 < 2**15  # a weight's shift; p (1 - p) 2 |g| |v|
+    if grad > 1e-26 and value > 2**-26:
+        assert scaled_grad >= 2**13
+        assert scaled_product >= 2**5  # within a factor of 8 of the most
+    assert all(-126 <= exponent <= 127 for exponent in (grads, -grads, errors, -8 - errors))
+    assert all(2.0**-149 <= x * 2.0**-grads < 2.0**128 for x in (2.0**-8, 128**-0.5 * 2.0 ** (-8 - errors)))
+
+
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     logits = q @ k.mT / 128**0.5
     return logits.softmax(-1) @ v, logits.logsumexp(-1)
@@ -310,6 +340,7 @@ def test_compiled_graphs_know_the_results_without_a_gpu(operator: Callable[..., 
         ("Tokens", hopper_module.Tokens),
         ("PackParams", hopper_module.PackParams),
         ("AttendParams", hopper_module.AttendParams),
+        ("BoundParams", hopper_module.BoundParams),
         ("PackQueryParams", hopper_module.PackQueryParams),
         ("GradParams", hopper_module.GradParams),
         ("FinishParams", hopper_module.FinishParams),

@@ -1,6 +1,5 @@
 """The world benchmark: what is commanded, what is generated, how it is scored."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from merope.bench.world import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world, generate_row
-from merope.bench.world_scores import psnr_db, score_clip, score_row, table, with_seed
-from merope.cli import main
+from merope.bench.world import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world, generate_row, stretched
+from merope.bench.world_scores import lens_kind, psnr_db, score_clip, score_floor, summaries
 from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
-from merope.train.checkpoint import complete
+from merope.geometry.lenses import UnifiedCamera
+from merope.geometry.trajectories import driving_path
 from merope.train.loop import train
-from tests.train.tiny_runs import TINY, tiny_config
+from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
 CLIPS = WorldClips(frames=5, height=72, width=128, prefix_frames=2)
-CLIPS_OF_TINY = WorldClips(frames=4, height=72, width=128, prefix_frames=2)
 
 
 def test_three_paths_share_prefix_and_world_and_then_part() -> None:
@@ -74,47 +72,48 @@ def test_videos_of_another_test_or_of_other_weights_are_generated_anew(tmp_path:
     assert any(not torch.equal(first[name], video) for name, video in other.items())
 
 
-def test_a_number_of_one_clip_has_no_interval_in_the_table() -> None:
-    row = {"values": {"rot_deg": {"mean": 1.5, "low": None, "high": None, "count": 1}}}
-    row |= {"failed_frames": 3, "frames": 7, "psnr_db": 8.0}
-    assert "1.50" in table({"row": {"rows": {"generated": {"all": row}}}})
-
-
 def test_psnr_is_that_of_the_mean_square() -> None:
     true = torch.full((2, 4, 4, 3), 100, dtype=torch.uint8)
     off = true + torch.tensor([0, 10], dtype=torch.uint8)[:, None, None, None]
     assert psnr_db(off, true) == pytest.approx((60.0 + 20 * torch.log10(torch.tensor(25.5)).item()) / 2)
 
 
-def test_a_row_is_trained_generated_and_scored(tmp_path: Path) -> None:
-    config = with_seed(tiny_config(tmp_path / "row", "run.steps=1", "data.height=72", "data.width=128"), 3)
-    assert config.run.out == tmp_path / "row-seed3"
-    assert config.run.seed == 3
-    test = WorldTest(worlds=1, steps=2, batch=2)
-    with pytest.raises(ValueError, match="train it first"):
-        generate_row(config, test, CPU)
-    train(config)
-    videos = load_file(generate_row(config, test, CPU))
-    assert sorted(videos) == [f"world-{FIRST_TEST_SEED}-{name}" for name in sorted(MANOEUVRES)]
-    truth = {clip.name: clip.true for clip in clips_of_world(test, CLIPS_OF_TINY, FIRST_TEST_SEED, CPU)}
-    for name, video in videos.items():
-        assert torch.equal(video[:2], truth[name][:2])  # the prefix is kept
-        assert not torch.equal(video[2:], truth[name][2:])
-    save_file(truth, config.run.out / "generated.safetensors")
-    result = score_row(config, test, workers=1)
-    assert result == json.loads((config.run.out / "scores.json").read_text())
-    assert result["rows"]["generated"] == result["rows"]["floor"]
-    assert result["rows"]["floor"]["all"]["clips"] == 3
-    assert "row" in table({"row": result})
+def test_a_stretched_test_has_the_same_rotations_and_longer_ways() -> None:
+    once, twice = WorldTest().paths(CLIPS, 7), WorldTest(stretch=2.0).paths(CLIPS, 7)
+    for manoeuvre in MANOEUVRES:
+        assert torch.equal(once[manoeuvre][:, :3, :3], twice[manoeuvre][:, :3, :3])
+        torch.testing.assert_close(2.0 * once[manoeuvre][:, :3, 3], twice[manoeuvre][:, :3, 3])
+    path = driving_path(5, 4.0, torch.Generator().manual_seed(0), 2)
+    path[:, :3, 3] += torch.tensor([1e6, 5.0, -3.0], dtype=torch.float64)
+    assert torch.equal(stretched(path, 3.0)[0], path[0])
+    assert torch.equal(stretched(path, 1.0), path)
+    for factor in (0.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="stretch must be positive and finite"):
+            WorldTest(stretch=factor)
 
 
-def test_the_command_runs_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "world", str(TINY), "--until", "trained", "--seed", "2", "--set", f"run.out={tmp_path / 'x'}"]
-    arguments += ["--set", "run.steps=1", "--set", "run.validation_clips=0"]
-    assert main(arguments) == 0
-    assert (tmp_path / "x-seed2" / "trained" / "branch").is_dir()
-    assert "x-seed2" in capsys.readouterr().out
-    assert main([*arguments, "--set", "run.steps=2"]) == 0  # more training is done, not skipped
-    assert [place.name for place in complete(tmp_path / "x-seed2" / "checkpoints")][-1] == "step-00000002"
-    assert main([*arguments, "--set", "run.steps=2", "--set", "branch.encoding=ucpe"]) == 2
-    assert "a run with the same settings" in capsys.readouterr().err
+def test_a_stretched_street_is_cleared_for_the_longer_way() -> None:
+    original = clips_of_world(WorldTest(stretch=4.0), CLIPS, FIRST_TEST_SEED + 2, CPU)[0]
+    near = original.seen.depth_m.flatten(1).min(dim=1).values
+    assert (near > 0.9).all()  # nothing is nearer than the margin allows, houses on the way included
+
+
+def test_the_floor_is_not_zero_by_construction_and_far_below_what_it_strays_by() -> None:
+    clip = clips_of_world(WorldTest(worlds=1), CLIPS, FIRST_TEST_SEED + 1, CPU)[0]
+    floor = score_floor(clip, 2).metrics
+    assert floor.valid_frames == 5
+    assert 1e-4 < floor.rot_deg < 0.5  # it strays by 2° and 3 %
+    assert floor.metric_tr_percent is not None
+    assert 1e-3 < floor.metric_tr_percent < 1.5
+
+
+def test_lenses_are_told_apart_and_grouped() -> None:
+    kinds = {(70, 0.0): "pinhole-like", (80, 1.2): "pinhole-like", (100, 1.0): "wide", (140, 0.1): "wide"}
+    for (fov_deg, xi), kind in (kinds | {(140, 1.0): "fisheye"}).items():
+        assert lens_kind(UnifiedCamera.from_fov(fov_deg, xi, 128, 72)) == kind
+    mixed = replace(CLIPS, fov_deg=(60.0, 150.0), xi=(0.0, 1.5))
+    clip = clips_of_world(WorldTest(worlds=1), mixed, FIRST_TEST_SEED, CPU)[0]
+    groups = summaries([replace(score_clip(clip, clip.true, 2), manoeuvre=name) for name in MANOEUVRES], mixed)
+    assert set(groups) == {"all", *MANOEUVRES, lens_kind(clip.cameras.lens)}
+    assert groups["all"]["clips"] == 3
+    assert groups["left"]["clips"] == 1

@@ -19,7 +19,7 @@ from merope.adapters.wan import load_branch
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
 from merope.train.config import TrainConfig
-from merope.train.loop import NonFiniteLoss, train
+from merope.train.loop import NonFiniteLoss, learning_rate, train
 from merope.train.model import build_model
 from merope.train.streams import Examples, WorldStream
 from merope.train.toml_config import read_config
@@ -228,3 +228,14 @@ def test_the_handlers_of_signals_are_put_back() -> None:
             time.sleep(0.005)
         assert wanted()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_learning_rate_rises_stays_and_falls(tmp_path: Path) -> None:
+    options = ("run.steps=10", "optimiser.learning_rate=1.0", "optimiser.warmup_steps=4", "optimiser.decay_steps=5")
+    config = tiny_config(tmp_path, *options)
+    rates = [learning_rate(config, step) for step in range(10)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+    assert learning_rate(tiny_config(tmp_path, "run.steps=10"), 9) == tiny_config(tmp_path).optimiser.learning_rate
+    train(replace(config, run=replace(config.run, steps=2, validation_clips=0, sample_every=0)))
+    logged = [json.loads(line)["learning_rate"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert logged == pytest.approx([0.1, 0.1])  # ¼ of the rise × ⅖ of the fall, then ½ × ⅕

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from merope.attention.kernels.hopper_module import (
     AttendParams,
+    BoundParams,
     FinishParams,
     GradParams,
     PackParams,
@@ -25,8 +26,10 @@ SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 SCALE = 1 / math.sqrt(128)
 STEP = 64
 """Queries of one step of the backward pass; each camera's are padded to a multiple."""
+BOUND_ROWS = 256
+"""Tokens of which one block of threads finds the largest norm."""
 SHARED_BYTES = 1024 + 7 * 32768 + 256  # alignment; queries and three stages of keys and values; barriers
-GRAD_SHARED_BYTES = 1024 + 6 * 32768 + 1024 + 256  # alignment; keys, values, stages and sums; rows; barriers
+GRAD_SHARED_BYTES = 1024 + 6 * 32768 + 1024 + 256  # alignment; keys, values, stages and sums; rows; scale and barriers
 
 
 def why_not_hopper(q: Tensor, plan: AttentionPlan) -> str | None:
@@ -46,8 +49,9 @@ def attend_hopper(
 ) -> tuple[Tensor, Tensor]:  # [B, H, Nq, 128] token-major in memory, float32 [B, H, Nq]
     """Attention under a plan that `why_not_hopper` accepts, and the logarithm of the softmax sums.
 
-    Tables are made at a plan's first call. Numbers beyond ±16384 in keys and values saturate. The output has gradients
-    with respect to q, k and v; the logarithms have none.
+    Tables are made at a plan's first call. Numbers beyond ±16384 in q, k and v saturate. The output has gradients with
+    respect to q, k and v: those of the saturated numbers, for output gradients of any magnitude. The logarithms have
+    none.
     """
     out, lse = _attend(q, k, v, hopper_tables(plan).tensors(), plan.query_cameras)
     return out.transpose(1, 2), lse
@@ -73,19 +77,19 @@ def _forward(
     tiles = batch * heads * cameras * math.ceil(queries // cameras / TILE)
     with torch.cuda.device(q.device):
         kernels = module(q.device.index)
-        _pack_keys("pack_keys", k, v, packed, t)
+        _pack_keys(k, v, packed, t)
         kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1), 512, SHARED_BYTES, attend)
     return out, lse
 
 
-def _pack_keys(kernel: str, k: Tensor, v: Tensor, packed: Tensor, t: HopperTables) -> None:
+def _pack_keys(k: Tensor, v: Tensor, packed: Tensor, t: HopperTables) -> None:
     batch, heads, keys, _ = k.shape
     padded, own_tables = packed.shape[3], int(t.key_rotation.shape[0] > 1)
     params = PackParams(
         *(tokens(k), tokens(v), packed[0].data_ptr(), packed[1].data_ptr()),
         *(t.key_rotation.data_ptr(), t.key_native.data_ptr(), own_tables, heads, keys, padded),
     )
-    module(k.device.index).launch(f"{kernel}_{SUFFIX[k.dtype]}", (padded * 16 // 256, batch), 256, 0, params)
+    module(k.device.index).launch(f"pack_keys_{SUFFIX[k.dtype]}", (padded * 16 // 256, batch), 256, 0, params)
 
 
 _attend = torch.library.custom_op("merope::attend_hopper", _forward, mutates_args=(), device_types="cuda")
@@ -107,38 +111,42 @@ def _backward(
     tables: list[Tensor],
     cameras: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, 128], [B, Nk, H, 128] twice
-    q, k, v = (_aligned(x) for x in (q, k, v))
+    grad, q, k, v = (_aligned(x) for x in (grad, q, k, v))
     t = HopperTables(*tables)
     batch, heads, queries, _ = q.shape
     per_camera, keys, padded = queries // cameras, k.shape[2], t.key_camera.shape[0]
     padded_rows = math.ceil(per_camera / STEP) * STEP
     rows, own_tables = cameras * padded_rows, int(t.query_rotation.shape[0] > 1)
     grad_q, grad_k, grad_v = (x.new_empty((batch, x.shape[2], heads, 128)) for x in (q, k, v))
-    packed = q.new_empty((2, batch * heads, 2, padded, 64))
-    packed_queries = q.new_empty((2, batch * heads, 2, rows, 64))
+    packed = torch.empty((2, batch * heads, 2, padded, 64), dtype=torch.float16, device=q.device)
+    packed_queries = packed.new_empty((2, batch * heads, 2, rows, 64))
+    bounds = lse.new_zeros((batch * heads, 2))
     row_numbers = lse.new_empty((batch * heads, rows, 2))
     sums = lse.new_zeros((batch * heads, rows // STEP, 2, 8, 128, 4))
     by_query = [x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)]
     by_camera = [x.data_ptr() for x in (t.half_vectors, t.phasors, t.key_camera)]
+    bound = BoundParams(tokens(grad.transpose(1, 2)), tokens(v), bounds.data_ptr(), heads, queries, keys)
     pack = PackQueryParams(
         *(tokens(q), tokens(out.transpose(1, 2)), tokens(grad.transpose(1, 2)), lse.data_ptr(), *by_query),
-        *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), own_tables),
-        *(heads, cameras, per_camera, padded_rows, queries),
+        *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), bounds.data_ptr()),
+        *(own_tables, heads, cameras, per_camera, padded_rows, queries),
     )
     gradients = GradParams(
         *(tokens(grad_k.transpose(1, 2)), tokens(grad_v.transpose(1, 2)), packed[0].data_ptr(), packed[1].data_ptr()),
-        *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), sums.data_ptr()),
-        *(t.key_rotation.data_ptr(), t.key_native.data_ptr(), *by_camera, own_tables),
+        *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), bounds.data_ptr()),
+        *(sums.data_ptr(), t.key_rotation.data_ptr(), t.key_native.data_ptr(), *by_camera, own_tables),
         *(heads, cameras, padded_rows, keys, padded, t.phasors.shape[2], SCALE),
     )
     finish = FinishParams(
-        *(tokens(grad_q.transpose(1, 2)), sums.data_ptr(), *by_query, own_tables),
+        *(tokens(grad_q.transpose(1, 2)), sums.data_ptr(), bounds.data_ptr(), *by_query, own_tables),
         *(heads, cameras, per_camera, padded_rows, queries, SCALE),
     )
     suffix = SUFFIX[q.dtype]
     with torch.cuda.device(q.device):
         kernels = module(q.device.index)
-        _pack_keys("pack_keys_like", k, v, packed, t)
+        row_blocks = math.ceil(max(queries, keys) / BOUND_ROWS)
+        kernels.launch(f"bound_rows_{suffix}", (row_blocks, batch * heads), 256, 0, bound)
+        _pack_keys(k, v, packed, t)
         kernels.launch(f"pack_queries_{suffix}", (rows * 16 // 256, batch), 256, 0, pack)
         kernels.launch(f"gradients_{suffix}", (batch * heads * padded // TILE, 1), 384, GRAD_SHARED_BYTES, gradients)
         kernels.launch(f"finish_queries_{suffix}", (math.ceil(queries * 16 / 256), batch), 256, 0, finish)

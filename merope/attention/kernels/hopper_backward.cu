@@ -1,11 +1,14 @@
-// Gradients of MeRoPE's attention. `pack_keys_like` and `pack_queries` apply what factors per token and lay out
-// operands, `gradients` does the work, `finish_queries` takes the queries' gradients out of their layout.
+// Gradients of MeRoPE's attention. `bound_rows` finds how large a head's numbers are, `pack_keys` and `pack_queries`
+// apply what factors per token and lay out operands, `gradients` does the work, `finish_queries` takes the queries'
+// gradients out of their layout.
 //
 // A block of 128 keys walks over all queries of its head, camera by camera, 64 queries a step. When the camera changes,
 // its keys and values are turned anew from the packed ones, and so are the sums of their gradients, in registers: these
 // are always in the view of the current camera. Gradients of queries are added up in memory by bulk reductions.
 // Three warpgroups: 0 and 1 own 64 keys each; one thread of 2 copies queries and output gradients to shared memory.
-// Operands have the inputs' type here: gradients need bfloat16's range.
+// Operands are in half precision, and queries, keys and values bit for bit those of the forward pass: scores computed
+// anew then agree with its log-sum-exp, and weights sum to 1 however peaked they are. Output gradients get half
+// precision's range by a scale of their head (HeadScales in hopper_grad_rows.cu).
 
 constexpr u32 kStepBytes = 64 * 256;  // 64 queries, or what belongs to them
 constexpr u32 kStepHalf = kStepBytes / 2;
@@ -16,7 +19,8 @@ constexpr u32 kStepGrads = kStepQueries + 2 * kStepBytes;       // two stages
 constexpr u32 kStepErrors = kStepGrads + 2 * kStepBytes;        // two, so that one may still be read
 constexpr u32 kStepSums = kStepErrors + 2 * kStepBytes;         // one for each warpgroup
 constexpr u32 kStepRows = kStepSums + 2 * kStepBytes;           // two stages of 64 float2
-constexpr u32 kStepBarriers = kStepRows + 2 * 512;
+constexpr u32 kErrorScale = kStepRows + 2 * 512;                // of the head: not in a register, they are all taken
+constexpr u32 kStepBarriers = kErrorScale + 8;
 
 struct GradParams {
     Tokens grad_k, grad_v;
@@ -25,6 +29,7 @@ struct GradParams {
     const u16* packed_q;
     const u16* packed_grad;
     const float2* rows;
+    const float2* bounds;
     float* sums;               // [batch * heads, cameras * padded rows / 64, 2 halves, 8, 128, 4], zeros before
     const float* rotation;     // of keys [tables, keys, 9]
     const float* native;       // of keys [tables, keys, 16, 2]
@@ -39,52 +44,42 @@ struct GradParams {
 // ---- tensor cores -------------------------------------------------------------------------------------------------
 
 // d[64, 64] = a b^T (kTransposed 0: the summed dimension is dense) or a^T b (1), both in shared memory
-template <bool kBf16, int kTransposed>
-__device__ __forceinline__ void multiply_shared(float (&d)[32], u64 a, u64 b, int add) {
-#define MULTIPLY(TYPE)                                                                                               \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n" WGMMA_64x64(TYPE)                                  \
-                 "%32, %33, add, 1, 1, %35, %35;\n}"                                                                 \
-                 : REFS32(d) : "l"(a), "l"(b), "r"(add), "n"(kTransposed))
-    if (kBf16) MULTIPLY("bf16");
-    else MULTIPLY("f16");
-#undef MULTIPLY
+template <int kTransposed> __device__ __forceinline__ void multiply_shared(float (&d)[32], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n" WGMMA_64x64 "%32, %33, add, 1, 1, %35, %35;\n}"
+                 : REFS32(d) : "l"(a), "l"(b), "r"(add), "n"(kTransposed));
 }
 // [64 own keys, 64 queries] = keys queries^T
-template <bool kBf16> __device__ __forceinline__ void issue_products(float (&d)[32], u32 own_keys, u32 queries) {
+__device__ __forceinline__ void issue_products(float (&d)[32], u32 own_keys, u32 queries) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const u64 a = descriptor(own_keys + i / 4 * kHalfBytes + i % 4 * 32);
         const u64 b = descriptor(queries + i / 4 * kStepHalf + i % 4 * 32);
-        multiply_shared<kBf16, 0>(d, a, b, i > 0);
+        multiply_shared<0>(d, a, b, i > 0);
     }
     wgmma_commit();
 }
 // [64 own keys, 128 channels] += w rows, w[64 own keys, 64 queries] in registers
-template <bool kBf16> __device__ __forceinline__ void issue_key_sums(float (&d)[64], const u32 (&w)[16], u32 rows) {
-#define MULTIPLY(TYPE)                                                                                               \
-    asm volatile(WGMMA_64x128(TYPE) "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                         \
-                 : REFS64(d) : "r"(w[4 * i]), "r"(w[4 * i + 1]), "r"(w[4 * i + 2]), "r"(w[4 * i + 3]), "l"(b))
+__device__ __forceinline__ void issue_key_sums(float (&d)[64], const u32 (&w)[16], u32 rows) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const u64 b = descriptor(rows + i * 2048, kStepHalf);
-        if (kBf16) MULTIPLY("bf16");
-        else MULTIPLY("f16");
+        asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                     : REFS64(d) : "r"(w[4 * i]), "r"(w[4 * i + 1]), "r"(w[4 * i + 2]), "r"(w[4 * i + 3]), "l"(b));
     }
-#undef MULTIPLY
     wgmma_commit();
 }
 // [64 queries, 64 channels of one half] = errors^T keys
-template <bool kBf16> __device__ __forceinline__ void issue_query_sums(float (&d)[32], u32 errors, u32 keys_half) {
+__device__ __forceinline__ void issue_query_sums(float (&d)[32], u32 errors, u32 keys_half) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        multiply_shared<kBf16, 1>(d, descriptor(errors + i * 2048), descriptor(keys_half + i * 2048), i > 0);
+        multiply_shared<1>(d, descriptor(errors + i * 2048), descriptor(keys_half + i * 2048), i > 0);
     wgmma_commit();
 }
 
 // ---- into and out of a camera's view ------------------------------------------------------------------------------
 
-template <bool kBf16> __device__ __forceinline__ float2 widen_pair(u32 w) {
-    return make_float2(widen<kBf16>((u16)w), widen<kBf16>((u16)(w >> 16)));
+__device__ __forceinline__ float2 widen_pair(u32 w) {
+    return make_float2(widen<false>((u16)w), widen<false>((u16)(w >> 16)));
 }
 
 struct CameraTables {  // of one query camera, for one tile of keys
@@ -97,108 +92,70 @@ __device__ __forceinline__ CameraTables camera_tables(const GradParams& p, i64 t
 }
 
 // Half 0 of one packed key (or value), from memory to its place in the shared tile.
-template <bool kBf16>
-__device__ __forceinline__ void turn_row(
-    char* tile, const u16* from, int row, const CameraTables& tables, int key_camera
-) {
-    const int swizzle = row & 7;
-    const uint4* source = (const uint4*)(from + row * 64);
-    u32 n[9];
+__device__ __forceinline__ void turn_row(uint4* to, const uint4* from, int swizzle, const KeyTurn& turn) {
+    uint4 w[2][4];
 #pragma unroll
-    for (int i = 0; i < 9; ++i) n[i] = __ldg(tables.half_vectors + i * kKeys + row);
-    const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera);
-    uint4* place = (uint4*)(tile + row * 128);
+    for (int i = 0; i < 8; ++i) w[i / 4][i % 4] = __ldg(from + (i ^ swizzle));
+    turn_chunks(w[0], 0, turn), turn_chunks(w[1], 4, turn);
 #pragma unroll
-    for (int c = 0; c < 8; c += 2) {
-        float x[2][8];
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            const uint4 w = __ldg(source + ((c + k) ^ swizzle));
-            const u32 words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 two = widen_pair<kBf16>(words[i]);
-                x[k][2 * i] = two.x, x[k][2 * i + 1] = two.y;
-            }
-        }
-        auto turn_two = [&](float (&a)[8], int i, float (&b)[8], int j, int word) {
-            const float2 cosines = widen_pair<false>(__ldg(phasors + word));
-            const float2 sines = widen_pair<false>(__ldg(phasors + word + 1));
-            turn_pair(a[i], b[j], make_float2(cosines.x, sines.x));
-            turn_pair(a[i + 1], b[j + 1], make_float2(cosines.y, sines.y));
-        };
-        if (c < 6) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                float m[3];
-#pragma unroll
-                for (int i = 0; i < 3; ++i) {
-                    const int number = 3 * (c + k) + i;
-                    const float2 two = widen_pair<false>(n[number / 2]);
-                    m[i] = number % 2 ? two.y : two.x;
-                }
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const float dot = m[0] * x[k][j] + m[1] * x[k][2 + j] + m[2] * x[k][4 + j];
-                    x[k][j] -= dot * m[0], x[k][2 + j] -= dot * m[1], x[k][4 + j] -= dot * m[2];
-                }
-            }
-            turn_two(x[0], 6, x[1], 6, c);
-        } else {
-            turn_two(x[0], 0, x[0], 2, 6), turn_two(x[0], 4, x[0], 6, 8), turn_two(x[1], 0, x[1], 2, 10);
-        }
-#pragma unroll
-        for (int k = 0; k < 2; ++k) place[(c + k) ^ swizzle] = narrowed<kBf16>(x[k]);
-    }
+    for (int i = 0; i < 8; ++i) to[i ^ swizzle] = w[i / 4][i % 4];
 }
 
 // The sums of two keys in registers, their half 0 into a camera's view (sign 1) or out of it (-1). A reflection is its
 // own inverse. Word w of a chunk is with lane w of the quad: a triplet's dot product is a sum over the quad.
+// Operators rounded to half precision stretch by 2^-12, and sums pass through those of every camera: here they are made
+// orthogonal again, to first order in what they lack.
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+__device__ __forceinline__ float2 unit_phasor(float cosine, float sine) {
+    const float factor = 1.5f - 0.5f * (cosine * cosine + sine * sine);
+    return make_float2(cosine * factor, sine * factor);
+}
 __device__ __forceinline__ void turn_sums(
-    float (&d)[64], const CameraTables& tables, const int (&row)[2], const int (&key_camera)[2], int lane, float sign
+    float (&dk)[64], float (&dv)[64], const CameraTables& tables, const int (&row)[2], const int (&key_camera)[2],
+    int lane, float sign
 ) {
     const int word = lane & 3;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const u16* n = (const u16*)(tables.half_vectors + row[r]);
         const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera[r]);
+        auto phasor = [&](int words, int j) {  // of the first or second pair of two words
+            const float2 cosines = widen_pair(__ldg(phasors + words)), sines = widen_pair(__ldg(phasors + words + 1));
+            const float2 unit = unit_phasor(j ? cosines.y : cosines.x, j ? sines.y : sines.x);
+            return make_float2(unit.x, sign * unit.y);
+        };
 #pragma unroll
         for (int c = 0; c < 6; ++c) {
             const int number = 3 * c + word;
             const float m = word < 3 ? widen<false>(__ldg(n + (number / 2 * kKeys) * 2 + number % 2)) : 0.f;
+            const float along = m * (2.f - 0.5f * quad_sum(m * m));
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                float& x = d[4 * c + 2 * r + j];
-                float dot = m * x;
-                dot += __shfl_xor_sync(~0u, dot, 1);
-                dot += __shfl_xor_sync(~0u, dot, 2);
-                x -= dot * m;
+                const int at = 4 * c + 2 * r + j;
+                dk[at] -= quad_sum(m * dk[at]) * along;
+                dv[at] -= quad_sum(m * dv[at]) * along;
             }
         }
 #pragma unroll
-        for (int c = 0; c < 6; c += 2) {  // translation: both numbers of a pair are with lane 3
-            const float2 cosines = widen_pair<false>(__ldg(phasors + c));
-            const float2 sines = widen_pair<false>(__ldg(phasors + c + 1));
-            const bool mine = word == 3;
-            const float2 one = make_float2(1.f, 0.f);
-            float *x = d + 4 * c + 2 * r, *y = x + 4;
-            turn_pair(x[0], y[0], mine ? make_float2(cosines.x, sign * sines.x) : one);
-            turn_pair(x[1], y[1], mine ? make_float2(cosines.y, sign * sines.y) : one);
+        for (int i = 0; i < 6; ++i) {  // translation: both numbers of a pair are with lane 3
+            const int c = i / 2 * 2, j = i % 2, at = 4 * c + 2 * r + j;
+            const float2 turn = word == 3 ? phasor(c, j) : make_float2(1.f, 0.f);
+            turn_pair(dk[at], dk[at + 4], turn);
+            turn_pair(dv[at], dv[at + 4], turn);
         }
 #pragma unroll
-        for (int c = 6; c < 8; ++c) {  // translation: with neighbouring lanes
-            const int phase_word = c == 6 ? 6 + (word & 2) : 10;
+        for (int i = 0; i < 4; ++i) {  // translation: with neighbouring lanes
+            const int c = 6 + i / 2, j = i % 2, at = 4 * c + 2 * r + j;
             const bool native = c == 7 && word >= 2;
-            const float2 cosines = widen_pair<false>(__ldg(phasors + phase_word));
-            const float2 sines = widen_pair<false>(__ldg(phasors + phase_word + 1));
-            const float direction = word & 1 ? sign : -sign;
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                float& x = d[4 * c + 2 * r + j];
+            const float2 turn = phasor(c == 6 ? 6 + (word & 2) : 10, j);
+            auto turned = [&](float x) {
                 const float other = __shfl_xor_sync(~0u, x, 1);
-                const float turned = (j ? cosines.y : cosines.x) * x + direction * (j ? sines.y : sines.x) * other;
-                x = native ? x : turned;
-            }
+                return native ? x : turn.x * x + (word & 1 ? turn.y : -turn.y) * other;
+            };
+            dk[at] = turned(dk[at]), dv[at] = turned(dv[at]);
         }
     }
 }
@@ -276,6 +233,13 @@ __device__ __forceinline__ void store_key_sums(
     }
 }
 
+// Padding has no weight. Its score of 0 may lie far above the log-sum-exp, and infinity times a key of 0 is NaN.
+__device__ __forceinline__ void mask_own_keys(float (&s)[32], const int (&rows)[2], int keys_left) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+        if (rows[i / 2 % 2] >= keys_left) s[i] = -infinity();
+}
+
 template <bool kBf16>
 __device__ __forceinline__ void walk_queries(
     const GradParams& p, const Walk& walk, i64 pair, int tile, char* shared, u32 barriers, int group, int thread
@@ -289,16 +253,21 @@ __device__ __forceinline__ void walk_queries(
     const int row_cameras[2] = {camera_of(rows[0]), camera_of(rows[1])};
     const u32 own_keys = base + kGradKeys + group * 64 * 128, own_values = base + kGradValues + group * 64 * 128;
     char* own_sums = shared + kStepSums + group * kStepBytes;
+    const int keys_left = p.keys - tile * kKeys;
+    const bool padded = keys_left < kKeys;
     auto turn_tile = [&](int camera) {  // 64 own keys and values, one row a thread
         const int operand = thread / 64, row = group * 64 + thread % 64;
         const u16* head = (operand ? p.packed_v : p.packed_k) + pair * 2 * p.padded_keys * 64;
         const CameraTables view = camera_tables(p, tables, camera, tile);
         char* to = shared + (operand ? kGradValues : kGradKeys);
-        turn_row<kBf16>(to, head + (i64)tile * kKeys * 64, row, view, camera_of(row));
+        KeyTurn turn;
+        turn.load_half_vectors(view.half_vectors + row);
+        turn.load_phasors(view.phasors + 3 * camera_of(row));
+        turn_row((uint4*)(to + row * 128), (const uint4*)(head + ((i64)tile * kKeys + row) * 64), row & 7, turn);
         fence_async_proxy();
         named_sync<256>(5);
     };
-    float dk[64] = {}, dv[64] = {}, s[32] = {}, d[32] = {};
+    float dk[64] = {}, dv[64] = {};
     u32 weights[16], errors[16];
     barrier_wait(barriers + 8 * kTileHere, 0);
     int step = 0;
@@ -307,15 +276,15 @@ __device__ __forceinline__ void walk_queries(
         const int camera = walk.camera(step);
         const CameraTables view = camera_tables(p, tables, camera, tile);
         if (turn) {
-            turn_sums(dk, view, rows, row_cameras, lane, 1.f);
-            turn_sums(dv, view, rows, row_cameras, lane, 1.f);
+            turn_sums(dk, dv, view, rows, row_cameras, lane, 1.f);
             named_sync<256>(1);  // nobody reads the tile in the last camera's view any more
         }
         turn_tile(camera);
+        float s[32] = {}, d[32] = {};  // not before: their registers hold what turns
         barrier_wait(barriers + 8 * (kQueriesHere + (step & 1)), step / 2 & 1);
         pin(s), pin(d), pin(dk), pin(dv);
         wgmma_fence();
-        issue_products<kBf16>(s, own_keys, base + kStepQueries + (step & 1) * kStepBytes);
+        issue_products(s, own_keys, base + kStepQueries + (step & 1) * kStepBytes);
         wgmma_wait<0>();
         pin(s);
 #pragma unroll 1
@@ -329,28 +298,31 @@ __device__ __forceinline__ void walk_queries(
             barrier_wait(barriers + 8 * (kGradsHere + stage), parity);
             pin(d);
             wgmma_fence();
-            issue_products<kBf16>(d, own_values, grads);
+            issue_products(d, own_values, grads);
+            if (padded) mask_own_keys(s, rows, keys_left);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const float4 two = stats[4 * i + (lane & 3)];  // log2 of the sum, grad . out; of two queries
+                const float4 two = stats[4 * i + (lane & 3)];  // `rows` of two queries
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     float &a = s[4 * i + 2 * r], &b = s[4 * i + 2 * r + 1];
-                    a = exp2_fast(fmaf(a, scale_log2, -two.x));
-                    b = exp2_fast(fmaf(b, scale_log2, -two.z));
-                    weights[2 * i + r] = narrow_pair<kBf16>(a, b);
+                    a = exp2_fast(fmaf(a, scale_log2, two.x));
+                    b = exp2_fast(fmaf(b, scale_log2, two.z));
+                    weights[2 * i + r] = narrow_pair<false>(a, b);
                 }
             }
             wgmma_wait<0>();
             pin(d);
+            const float error_scale = *(const float*)(shared + kErrorScale);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const float4 two = stats[4 * i + (lane & 3)];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const int at = 4 * i + 2 * r;
-                    const float a = s[at] * (d[at] - two.y), b = s[at + 1] * (d[at + 1] - two.w);
-                    errors[2 * i + r] = narrow_pair<kBf16>(a, b);
+                    const float a = s[at] * fmaf(d[at], error_scale, -two.y);
+                    const float b = s[at + 1] * fmaf(d[at + 1], error_scale, -two.w);
+                    errors[2 * i + r] = narrow_pair<false>(a, b);
                     char* row = own_errors + rows[r] * 128;
                     *(u32*)(row + ((i ^ (rows[r] & 7)) << 4) + (lane & 3) * 4) = errors[2 * i + r];
                 }
@@ -358,11 +330,11 @@ __device__ __forceinline__ void walk_queries(
             fence_async_proxy();
             pin(s), pin(d), pin(dv), pin(dk), pin(weights), pin(errors);
             wgmma_fence();
-            issue_key_sums<kBf16>(dv, weights, grads);
-            issue_key_sums<kBf16>(dk, errors, queries);
+            issue_key_sums(dv, weights, grads);
+            issue_key_sums(dk, errors, queries);
             named_sync<256>(1);  // the errors of both warpgroups are there
             float dq[32];
-            issue_query_sums<kBf16>(dq, base + kStepErrors + stage * kStepBytes, base + kGradKeys + group * kHalfBytes);
+            issue_query_sums(dq, base + kStepErrors + stage * kStepBytes, base + kGradKeys + group * kHalfBytes);
             wgmma_wait<1>();
             if (lane == 0) {
                 barrier_arrive(barriers + 8 * (kQueriesUsed + stage));
@@ -370,7 +342,7 @@ __device__ __forceinline__ void walk_queries(
             }
             // After a camera's last step the product is not used; issued all the same, the pipeline stays one piece.
             if (left > 1) barrier_wait(barriers + 8 * (kQueriesHere + (stage ^ 1)), (step + 1) / 2 & 1);
-            issue_products<kBf16>(s, own_keys, base + kStepQueries + (stage ^ 1) * kStepBytes);
+            issue_products(s, own_keys, base + kStepQueries + (stage ^ 1) * kStepBytes);
             wgmma_wait<1>();
             pin(dq);
             if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -392,13 +364,15 @@ __device__ __forceinline__ void walk_queries(
             wgmma_wait<0>();
             pin(s);
         }
-        turn_sums(dk, view, rows, row_cameras, lane, -1.f);
-        turn_sums(dv, view, rows, row_cameras, lane, -1.f);
+        pin(dk), pin(dv);
+        turn_sums(dk, dv, view, rows, row_cameras, lane, -1.f);
     }
     if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     const int sample = pair / p.heads, head = pair % p.heads, first_key = tile * kKeys + group * 64;
-    store_key_sums<kBf16>(p, p.grad_k, dk, p.scale, (float*)own_sums, sample, head, first_key, group, thread);
-    store_key_sums<kBf16>(p, p.grad_v, dv, 1.f, (float*)own_sums, sample, head, first_key, group, thread);
+    const HeadScales scales(__ldg(p.bounds + pair));
+    const float for_keys = scales.undo_errors(p.scale), for_values = scales.undo_weights();
+    store_key_sums<kBf16>(p, p.grad_k, dk, for_keys, (float*)own_sums, sample, head, first_key, group, thread);
+    store_key_sums<kBf16>(p, p.grad_v, dv, for_values, (float*)own_sums, sample, head, first_key, group, thread);
 }
 
 template <bool kBf16> __device__ __forceinline__ void gradients(const GradParams& p) {
@@ -411,6 +385,7 @@ template <bool kBf16> __device__ __forceinline__ void gradients(const GradParams
     if (threadIdx.x == 0) {
         for (int i = 0; i < 4; ++i) barrier_init(barriers + 8 * i, 1), barrier_init(barriers + 8 * (4 + i), 8);
         barrier_init(barriers + 8 * kTileHere, 1);
+        *(float*)(shared + kErrorScale) = HeadScales(__ldg(p.bounds + pair)).error();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();

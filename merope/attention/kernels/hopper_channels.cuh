@@ -110,8 +110,8 @@ struct TokenTurn {  // a token's own operators on one chunk, or their transposes
     }
 };
 
-// A thread per key, half and chunk; all heads. In half precision for attention, in the inputs' type for gradients.
-template <bool kBf16, bool kToHalf> __device__ void pack_keys(const PackParams& p) {
+// A thread per key, half and chunk; all heads.
+template <bool kBf16> __device__ void pack_keys(const PackParams& p) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int key = index / 16, sample = blockIdx.y;
     if (key >= p.padded_keys) return;
@@ -129,22 +129,12 @@ template <bool kBf16, bool kToHalf> __device__ void pack_keys(const PackParams& 
             turn.apply(x, chunk);
             if (!chunk.half && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
             u16* to = (operand ? p.packed_v : p.packed_k) + row_to * 64 + 8 * (chunk.c ^ (key & 7));
-            *(uint4*)to = kToHalf ? packed(x) : narrowed<kBf16>(x);
+            *(uint4*)to = packed(x);
         }
     }
 }
 
 extern "C" {
-__global__ void __launch_bounds__(256) pack_keys_bf16(const __grid_constant__ PackParams p) {
-    pack_keys<true, true>(p);
-}
-__global__ void __launch_bounds__(256) pack_keys_fp16(const __grid_constant__ PackParams p) {
-    pack_keys<false, true>(p);
-}
-__global__ void __launch_bounds__(256) pack_keys_like_bf16(const __grid_constant__ PackParams p) {
-    pack_keys<true, false>(p);
-}
-__global__ void __launch_bounds__(256) pack_keys_like_fp16(const __grid_constant__ PackParams p) {
-    pack_keys<false, false>(p);
-}
+__global__ void __launch_bounds__(256) pack_keys_bf16(const __grid_constant__ PackParams p) { pack_keys<true>(p); }
+__global__ void __launch_bounds__(256) pack_keys_fp16(const __grid_constant__ PackParams p) { pack_keys<false>(p); }
 }

@@ -1,4 +1,11 @@
-// Before and after the gradients' main kernel: queries and output gradients into its layout, gradients of queries out.
+// Before and after the gradients' main kernel: how large a head's numbers are, queries and output gradients into its
+// layout, gradients of queries out.
+
+struct BoundParams {
+    Tokens grad, v;
+    u32* bounds;               // [batch * heads, 2], zeros before: see HeadScales
+    int heads, queries, keys;
+};
 
 struct PackQueryParams {
     Tokens q, out, grad;
@@ -8,7 +15,8 @@ struct PackQueryParams {
     const float* native;       // [tables, queries, 16, 2]
     u16* packed_q;             // [batch * heads, 2 halves, cameras * padded rows, 64]
     u16* packed_grad;
-    float2* rows;              // [batch * heads, cameras * padded rows]: log2 of the softmax sum, grad . out
+    float2* rows;              // [batch * heads, cameras * padded rows]: what a score's exponent lacks, grad . out
+    const float2* bounds;
     i64 tables_per_sample;
     int heads, cameras, tokens_per_camera, padded_rows, queries;
 };
@@ -16,6 +24,7 @@ struct PackQueryParams {
 struct FinishParams {
     Tokens grad_q;
     const float* sums;
+    const float2* bounds;
     const float* disparity;
     const float* rotation;
     const float* native;
@@ -23,6 +32,75 @@ struct FinishParams {
     int heads, cameras, tokens_per_camera, padded_rows, queries;
     float scale;
 };
+
+// ---- a head's scales -----------------------------------------------------------------------------------------------
+// Output gradients may have any magnitude, half precision has not. So they and the errors p (dP - D), D = grad . out,
+// are multiplied by powers of two of their head, found from its largest norms |g| of an output gradient and |v| of a
+// value:
+//   grad    |g| < 2^14 afterwards
+//   error   |g| |v| < 2^8 afterwards. Weights p carry 2^kWeightShift = 2^8 as in the forward pass. D is the mean of dP
+//           under p, so that |p (dP - D)| <= 2 p (1 - p) |g| |v| <= |g| |v| / 2: errors stay below 2^15.
+
+__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float(exponent + 127 << 23); }
+
+struct HeadScales {
+    int grad_exponent, error_exponent;
+    __device__ __forceinline__ explicit HeadScales(float2 bounds) {
+        auto exponent = [](float x) { return (__float_as_int(x) >> 23) - 127; };  // x < 2^(exponent + 1)
+        grad_exponent = min(13 - exponent(bounds.x), 100);  // so that it can be undone in float32
+        // Packed values saturate at 2^14 and vanish below 2^-25.
+        error_exponent = -7 - min(max(exponent(bounds.y), -26), 17);
+    }
+    __device__ __forceinline__ float grad() const { return power_of_two(grad_exponent); }
+    __device__ __forceinline__ float error() const { return power_of_two(error_exponent); }
+    // What is left to multiply sums over weights and over errors with. In this order no product over- or underflows.
+    __device__ __forceinline__ float undo_weights() const {
+        return power_of_two(-(int)kWeightShift) * power_of_two(-grad_exponent);
+    }
+    __device__ __forceinline__ float undo_errors(float scale) const {
+        return scale * power_of_two(-(int)kWeightShift - error_exponent) * power_of_two(-grad_exponent);
+    }
+};
+
+// Norm of a row between 16 lanes, whatever its magnitude; NaN where a number is not finite.
+__device__ __forceinline__ float row_norm(const float (&x)[8], u32 lanes) {
+    float most = 1e-37f, sum = 0.f;  // not 0: it divides
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
+#pragma unroll
+    for (int lane = 8; lane; lane /= 2) most = fmaxf(most, __shfl_xor_sync(lanes, most, lane));
+    const float inverse = 1.f / most;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(x[i] * inverse, x[i] * inverse, sum);
+#pragma unroll
+    for (int lane = 8; lane; lane /= 2) sum += __shfl_xor_sync(lanes, sum, lane);
+    return most * sqrtf(sum);
+}
+
+// A block takes 256 tokens of one head, 16 lanes a token.
+template <bool kBf16> __device__ void bound_rows(const BoundParams& p) {
+    const int pair = blockIdx.y, sample = pair / p.heads, head = pair % p.heads;
+#pragma unroll
+    for (int operand = 0; operand < 2; ++operand) {
+        const Tokens& from = operand ? p.v : p.grad;
+        const u16* rows = from.data + sample * from.batch + head * from.head + threadIdx.x % 16 * 8;
+        const int end = min((int)(blockIdx.x + 1) * 256, operand ? p.keys : p.queries);
+        float most = 0.f;
+        for (int token = blockIdx.x * 256 + threadIdx.x / 16; token < end; token += 16) {
+            const uint4 w = __ldg((const uint4*)(rows + token * from.token));
+            const u32 words[4] = {w.x, w.y, w.z, w.w};
+            float x[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = widen<kBf16>((u16)(words[i / 2] >> 16 * (i % 2)));
+            // fmaxf passes over NaN: such rows spoil what they are added to, and not the others' scale.
+            most = fmaxf(most, row_norm(x, 0xffffu << (threadIdx.x & 16)));
+        }
+        const u32 bits = __reduce_max_sync(~0u, __float_as_uint(most));  // positive floats are ordered as their bits
+        if (threadIdx.x % 32 == 0) atomicMax(p.bounds + 2 * pair + operand, bits);
+    }
+}
+
+// ---- into and out of the layout ------------------------------------------------------------------------------------
 
 template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  // a thread per row, half and chunk
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -42,18 +120,20 @@ template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  
             chunk.load<kBf16>(g, p.grad.data + sample * p.grad.batch + head * p.grad.head + token * p.grad.token);
             chunk.load<kBf16>(o, p.out.data + sample * p.out.batch + head * p.out.head + token * p.out.token);
         }
+        const HeadScales scales(__ldg(p.bounds + pair));
         float dot = 0.f;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) dot += g[i] * o[i];
+        for (int i = 0; i < 8; ++i) g[i] *= scales.grad(), dot += g[i] * o[i];
 #pragma unroll
         for (int lane = 8; lane; lane /= 2) dot += __shfl_xor_sync(0xffffu << (threadIdx.x & 16), dot, lane);
         if ((index & 15) == 0)
-            p.rows[pair * all + row] = padding ? make_float2(infinity(), 0.f)
-                                               : make_float2(p.lse[pair * p.queries + token] * kLog2E, dot);
+            p.rows[pair * all + row] = padding ? make_float2(-infinity(), 0.f)
+                                               : make_float2(kWeightShift - p.lse[pair * p.queries + token] * kLog2E,
+                                                             dot * scales.error());
         turn.apply(q, chunk), turn.apply(g, chunk);
         const i64 to = ((pair * 2 + chunk.half) * all + row) * 64 + 8 * (chunk.c ^ (row & 7));
-        *(uint4*)(p.packed_q + to) = narrowed<kBf16>(q);
-        *(uint4*)(p.packed_grad + to) = narrowed<kBf16>(g);
+        *(uint4*)(p.packed_q + to) = packed(q);
+        *(uint4*)(p.packed_grad + to) = narrowed<false>(g);
     }
 }
 
@@ -71,9 +151,10 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
         const i64 pair = (i64)sample * p.heads + head;
         const float* from = p.sums + ((pair * (all / 64) + row / 64) * 2 + chunk.half) * 4096
                             + (chunk.c * 128 + thread) * 4 + (r / 8 & 1) * 2;
+        const float factor = HeadScales(__ldg(p.bounds + pair)).undo_errors(p.scale);
         float x[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] = p.scale * from[i / 2 * 4 + i % 2];
+        for (int i = 0; i < 8; ++i) x[i] = factor * from[i / 2 * 4 + i % 2];
         turn.apply(x, chunk);
         u16* to = p.grad_q.data + sample * p.grad_q.batch + head * p.grad_q.head + token * p.grad_q.token;
         chunk.scatter(to, narrowed<kBf16>(x));
@@ -81,6 +162,8 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
 }
 
 extern "C" {
+__global__ void __launch_bounds__(256) bound_rows_bf16(const __grid_constant__ BoundParams p) { bound_rows<true>(p); }
+__global__ void __launch_bounds__(256) bound_rows_fp16(const __grid_constant__ BoundParams p) { bound_rows<false>(p); }
 __global__ void __launch_bounds__(256) pack_queries_bf16(const __grid_constant__ PackQueryParams p) {
     pack_queries<true>(p);
 }

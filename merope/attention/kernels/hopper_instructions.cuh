@@ -116,5 +116,5 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 halves = 16) {
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"    \
     "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"   \
     "%56,%57,%58,%59,%60,%61,%62,%63}, "
-#define WGMMA_64x64(TYPE) "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " LIST32
-#define WGMMA_64x128(TYPE) "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " LIST64
+#define WGMMA_64x64 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST32
+#define WGMMA_64x128 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " LIST64

@@ -50,11 +50,19 @@ class AttendParams(ctypes.Structure):
     ]
 
 
+class BoundParams(ctypes.Structure):
+    _fields_ = [
+        *((name, Tokens) for name in ("grad", "v")),
+        ("bounds", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("heads", "queries", "keys")),
+    ]
+
+
 class PackQueryParams(ctypes.Structure):
     _fields_ = [
         *((name, Tokens) for name in ("q", "out", "grad")),
         *((name, ctypes.c_void_p) for name in ("lse", "disparity", "rotation", "native", "packed_q", "packed_grad")),
-        ("rows", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("rows", "bounds")),
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("heads", "cameras", "tokens_per_camera", "padded_rows", "queries")),
     ]
@@ -63,8 +71,9 @@ class PackQueryParams(ctypes.Structure):
 class GradParams(ctypes.Structure):
     _fields_ = [
         *((name, Tokens) for name in ("grad_k", "grad_v")),
-        *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "packed_q", "packed_grad", "rows", "sums")),
-        *((name, ctypes.c_void_p) for name in ("rotation", "native", "half_vectors", "phasors", "key_camera")),
+        *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "packed_q", "packed_grad")),
+        *((name, ctypes.c_void_p) for name in ("rows", "bounds", "sums", "rotation", "native")),
+        *((name, ctypes.c_void_p) for name in ("half_vectors", "phasors", "key_camera")),
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("heads", "cameras", "padded_rows", "keys", "padded_keys", "key_cameras")),
         ("scale", ctypes.c_float),
@@ -74,7 +83,7 @@ class GradParams(ctypes.Structure):
 class FinishParams(ctypes.Structure):
     _fields_ = [
         ("grad_q", Tokens),
-        *((name, ctypes.c_void_p) for name in ("sums", "disparity", "rotation", "native")),
+        *((name, ctypes.c_void_p) for name in ("sums", "bounds", "disparity", "rotation", "native")),
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("heads", "cameras", "tokens_per_camera", "padded_rows", "queries")),
         ("scale", ctypes.c_float),
@@ -113,7 +122,7 @@ class Module:
 @lru_cache
 def module(_device_index: int) -> Module:
     """The kernels on the current device."""
-    return Module(_cubin())
+    return Module(cubin())
 
 
 def kernel_source() -> str:
@@ -122,7 +131,7 @@ def kernel_source() -> str:
 
 
 @lru_cache
-def _cubin() -> bytes:
+def cubin() -> bytes:
     """The kernels compiled for sm_90a."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     source = kernel_source().encode()

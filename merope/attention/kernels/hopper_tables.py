@@ -95,17 +95,14 @@ def make_tables(plan: AttentionPlan) -> HopperTables:
 
 def _half_vectors(plan: AttentionPlan, block: Block | None, samples: int, padding: int) -> Tensor:
     """MinRot(u) = (2mmᵀ − I)·diag(−1, −1, 1): its quaternion (w, x, y, 0) holds m = (y, −x, w)."""
-    tiles = (plan.key_tokens + padding) // TILE
-    out = torch.empty(samples, plan.query_cameras, tiles, 9, TILE, 2, dtype=torch.float16, device=plan.device)
-    for camera in range(plan.query_cameras):  # one at a time, to hold little beside the result
-        if block is None:
-            m = torch.tensor([0.0, 0.0, 1.0], device=plan.device).expand(samples, plan.key_tokens, ANCHORS, 3)
-        else:
-            w, x, y, _ = block.key.table[:, 0, min(camera, block.key.groups - 1)].detach().float().unbind(-1)
-            m = torch.stack((y, -x, w), dim=-1)
-        numbers = pad((math.sqrt(2) * m).flatten(-2), (0, 0, 0, padding))  # [T, padded keys, 18]
-        out[:, camera] = numbers.unflatten(2, (9, 2)).unflatten(1, (tiles, TILE)).transpose(2, 3)
-    return out
+    cameras, keys = plan.query_cameras, plan.key_tokens
+    if block is None:
+        m = torch.tensor([0.0, 0.0, 1.0], device=plan.device).expand(samples, cameras, keys, ANCHORS, 3)
+    else:
+        w, x, y, _ = block.key.table[:, 0].detach().float().unbind(-1)
+        m = torch.stack((y, -x, w), dim=-1).expand(samples, cameras, -1, -1, -1)
+    numbers = pad((math.sqrt(2) * m).half().flatten(-2), (0, 0, 0, padding))  # [T, Vq, padded keys, 18]
+    return numbers.unflatten(3, (9, 2)).unflatten(2, (-1, TILE)).transpose(3, 4).contiguous()
 
 
 def _phasors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:

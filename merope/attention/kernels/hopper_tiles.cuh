@@ -56,7 +56,7 @@ __device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, u
     for (int i = 0; i < 8; ++i) {  // 16 channels at a time
         const u64 a = descriptor(queries + i / 4 * (kQueryBytes / 2) + i % 4 * 32);
         const u64 b = descriptor(keys + i / 4 * kHalfBytes + i % 4 * 32);
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128("f16")
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128
                      "%64, %65, add, 1, 1, 0, 0;\n}" : REFS64(scores) : "l"(a), "l"(b), "r"((int)(i > 0)));
     }
     wgmma_commit();
@@ -67,7 +67,7 @@ __device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weigh
     for (int i = 0; i < 8; ++i) {  // 16 keys at a time
         const u32* w = weights + 4 * i;
         const u64 b = descriptor(values + i * 2048, kHalfBytes);
-        asm volatile(WGMMA_64x128("f16") "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                      : REFS64(out) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
     }
     wgmma_commit();
@@ -77,6 +77,19 @@ __device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weigh
 
 struct KeyTurn {  // one key's operators
     u32 half_vectors[9], phasors[12];
+
+    __device__ __forceinline__ void load_half_vectors(const u32* from) {  // of a tile, at the key's row
+#pragma unroll
+        for (int i = 0; i < 9; ++i) half_vectors[i] = __ldg(from + i * kKeys);
+    }
+    __device__ __forceinline__ void load_phasors(const uint4* from) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            const uint4 w = __ldg(from + i);
+            u32* to = phasors + 4 * i;
+            to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
+        }
+    }
 };
 
 // MinRot is two half-turns, A(u) = (2 m m^T - I) diag(-1, -1, 1), m the half-vector of the optical axis and u. With z
@@ -90,31 +103,33 @@ __device__ __forceinline__ void turn_pairs(u32& x, u32& y, u32 cosines, u32 sine
     y = fma2(sines, x, mul2(cosines, y));
     x = turned;
 }
-__device__ __forceinline__ void turn_key(char* tile, int row, const KeyTurn& turn) {
-    char* at = tile + row * 128;
-    const int swizzle = (row & 7) << 4;
+// Chunks `first` to `first` + 3 of a key's half 0. Forward and backward pass turn with these very instructions.
+__device__ __forceinline__ void turn_chunks(uint4 (&w)[4], int first, const KeyTurn& turn) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const int c = first + i;
+        uint4 &a = w[i], &b = w[i + 1];
+        if (c < 6) {
+            const u32* n = turn.half_vectors + 3 * (c / 2);
+            reflect(a.x, a.y, a.z, low_twice(n[0]), high_twice(n[0]), low_twice(n[1]));
+            reflect(b.x, b.y, b.z, high_twice(n[1]), low_twice(n[2]), high_twice(n[2]));
+            turn_pairs(a.w, b.w, turn.phasors[c], turn.phasors[c + 1]);
+        } else {
+            turn_pairs(a.x, a.y, turn.phasors[6], turn.phasors[7]);
+            turn_pairs(a.z, a.w, turn.phasors[8], turn.phasors[9]);
+            turn_pairs(b.x, b.y, turn.phasors[10], turn.phasors[11]);
+        }
+    }
+}
+__device__ __forceinline__ void turn_in_place(uint4* row, int swizzle, const KeyTurn& turn) {
 #pragma unroll
     for (int first = 0; first < 8; first += 4) {  // by halves: a whole row would not fit the registers
         uint4 w[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = *(const uint4*)(at + ((first + i) << 4 ^ swizzle));
+        for (int i = 0; i < 4; ++i) w[i] = row[first + i ^ swizzle];
+        turn_chunks(w, first, turn);
 #pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            const int c = first + i;
-            uint4 &a = w[i], &b = w[i + 1];
-            if (c < 6) {
-                const u32* n = turn.half_vectors + 3 * (c / 2);
-                reflect(a.x, a.y, a.z, low_twice(n[0]), high_twice(n[0]), low_twice(n[1]));
-                reflect(b.x, b.y, b.z, high_twice(n[1]), low_twice(n[2]), high_twice(n[2]));
-                turn_pairs(a.w, b.w, turn.phasors[c], turn.phasors[c + 1]);
-            } else {
-                turn_pairs(a.x, a.y, turn.phasors[6], turn.phasors[7]);
-                turn_pairs(a.z, a.w, turn.phasors[8], turn.phasors[9]);
-                turn_pairs(b.x, b.y, turn.phasors[10], turn.phasors[11]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) *(uint4*)(at + ((first + i) << 4 ^ swizzle)) = w[i];
+        for (int i = 0; i < 4; ++i) row[first + i ^ swizzle] = w[i];
     }
 }
 
@@ -159,33 +174,25 @@ __device__ __forceinline__ void turn_tiles(
     const int* key_camera = p.key_camera + thread;
     KeyTurn turn;
     int camera_now = -1, camera_next = __ldg(key_camera);
-    auto load_half_vectors = [&] {
-#pragma unroll
-        for (int i = 0; i < 9; ++i) turn.half_vectors[i] = __ldg(half_vectors + i * kKeys);
-    };
-    load_half_vectors();
+    turn.load_half_vectors(half_vectors);
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
         if (camera_next != camera_now) {
             camera_now = camera_next;
-#pragma unroll
-            for (int i = 0; i < 3; ++i) {
-                const uint4 w = __ldg(phasors + 3 * camera_now + i);
-                u32* to = turn.phasors + 4 * i;
-                to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
-            }
+            turn.load_phasors(phasors + 3 * camera_now);
         }
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
             barrier_wait(pipeline.copied(operand, t), parity(t));
-            turn_key(shared + (pipeline.tile(operand, t) - pipeline.base), thread, turn);
+            uint4* row = (uint4*)(shared + (pipeline.tile(operand, t) - pipeline.base) + thread * 128);
+            turn_in_place(row, thread & 7, turn);
             fence_async_proxy();  // waits for loads, too: none may be under way here
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
         }
         if (t + 1 < tiles) {
             half_vectors += 9 * kKeys, key_camera += kKeys;
-            load_half_vectors();
+            turn.load_half_vectors(half_vectors);
             camera_next = __ldg(key_camera);
         }
     }

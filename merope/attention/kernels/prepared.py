@@ -200,6 +200,7 @@ def _key_terms(plan: AttentionPlan) -> list[Term]:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def capability(device_index: int) -> tuple[int, int]:
-    """Compute capability of a GPU."""
-    return torch.cuda.get_device_capability(device_index)
+def capability(device_index: int) -> int:
+    """Compute capability of a GPU, 90 for 9.0: a number, because graphs of torch.compile compare no constant tuples."""
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return 10 * major + minor

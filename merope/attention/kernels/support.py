@@ -35,8 +35,8 @@ def why_not_fused(q: Tensor, plan: AttentionPlan) -> str | None:
     # Imported here: torch.compile's decorators take seconds to import, and most machines never come this far.
     from merope.attention.kernels.prepared import capability
 
-    if capability(q.device.index) < (8, 0):
-        return f"it needs compute capability 8.0 (Ampere), this GPU has {capability(q.device.index)}"
+    if capability(q.device.index) < 80:
+        return f"it needs compute capability 8.0 (Ampere), this GPU has {capability(q.device.index) / 10}"
     return None
 
 

@@ -1,0 +1,228 @@
+"""Rows of the world benchmark from start to finish: train, generate, and score in the background.
+
+Every stage goes on where it was stopped, so that a row can be made in pieces of a few minutes.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from merope.bench.provenance import provenance, steps_done, timed_piece
+from merope.bench.world import WorldTest, generate_row
+from merope.bench.world_scores import (
+    WorldJob,
+    floor_file,
+    floor_jobs,
+    row_jobs,
+    score_world,
+    scores_of,
+    scores_of_test,
+    summaries,
+)
+from merope.train.build import world_clips
+from merope.train.config import TrainConfig
+from merope.train.loop import NonFiniteLoss, train
+
+Stage = Literal["trained", "generated", "scored"]
+
+
+def train_row(config: TrainConfig) -> bool:
+    """Train a row or go on with it; whether it is finished now. Another run in its folder is refused."""
+    with timed_piece(config):
+        train(config)
+    return steps_done(config) >= config.run.steps
+
+
+@dataclass(frozen=True, eq=False)
+class _Scoring:
+    """A row that processes are working on."""
+
+    config: TrainConfig
+    worlds: dict[WorldTest, list[Future[bytes]]]
+
+    @property
+    def is_done(self) -> bool:
+        return all(future.done() for futures in self.worlds.values() for future in futures)
+
+
+class Scorer:
+    """Recovers poses in processes of its own while other rows are trained; writes each row when it is complete."""
+
+    def __init__(self, pool: Executor, results: Path | None) -> None:
+        self.pool, self.results = pool, results
+        self._floors: dict[Path, list[Future[bytes]]] = {}
+        self._rows: list[_Scoring] = []
+        self.written: list[dict[str, Any]] = []
+
+    def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
+        """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
+        for test in tests:
+            file = floor_file(config, test)
+            if file not in self._floors and not file.exists():
+                self._floors[file] = self._submitted(floor_jobs(config, test))
+        self._rows.append(_Scoring(config, {test: self._submitted(row_jobs(config, test)) for test in tests}))
+
+    def finish(self, wait: bool) -> None:
+        """Write the rows whose scores are complete; with `wait` all of them."""
+        for row in [row for row in self._rows if wait or row.is_done]:
+            self.written.append(self._write(row))
+            self._rows.remove(row)
+
+    def _submitted(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
+        return [self.pool.submit(score_world, job) for job in jobs]
+
+    def _write(self, row: _Scoring) -> dict[str, Any]:
+        parts = []
+        for test, futures in row.worlds.items():
+            scores = scores_of(_awaited(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
+            parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
+        about = provenance(row.config) | {"data": asdict(world_clips(row.config))}
+        text = json.dumps(about | parts[0] | {"sweep": parts[1:]}, indent=1)
+        _replace(row.config.run.out / "scores.json", text)
+        if self.results is not None:
+            _replace(results_file(row.config, self.results), text)
+        return json.loads(text)
+
+    def _floor(self, config: TrainConfig, test: WorldTest) -> dict[str, Any]:
+        file = floor_file(config, test)
+        if not file.exists():
+            scores = scores_of(_awaited(self._floors[file], f"floor ×{test.stretch:g}"))
+            _replace(file, json.dumps(summaries(scores, world_clips(config)), indent=1))
+        return json.loads(file.read_text())
+
+
+def _awaited(futures: list[Future[bytes]], what: str) -> Iterator[bytes]:
+    """Results in order, with a line of progress."""
+    for count, future in enumerate(futures, start=1):
+        result = future.result()
+        print(f"scored {what}, world {count} of {len(futures)}", end="\r", file=sys.stderr, flush=True)
+        yield result
+    print(file=sys.stderr)
+
+
+def results_file(config: TrainConfig, results: Path) -> Path:
+    return results / f"{config.run.out.name}.json"
+
+
+def is_scored(config: TrainConfig, tests: Sequence[WorldTest], results: Path) -> bool:
+    """Whether a results folder has this row, as long a training and all tests of it."""
+    try:
+        row = json.loads(results_file(config, results).read_text())
+    except FileNotFoundError:
+        return False
+    found = [row["test"], *(part["test"] for part in row["sweep"])]
+    return row["steps"] == config.run.steps and all(asdict(test) in found for test in tests)
+
+
+def run_rows(
+    configs: Sequence[TrainConfig],  # each with its seed, see with_seed
+    tests: Sequence[WorldTest],  # the first one is the benchmark's, the others its sweep
+    scorer: Scorer,
+    until: Stage = "scored",
+    is_over: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Row after row in one process; whether all of them are done.
+
+    When the training of a row is stopped by a signal, or time is over, nothing further is begun. A row that diverges
+    keeps no other from being made; its error comes at the end.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    done, diverged = 0, []
+    for config in configs:
+        try:
+            if is_over() or not train_row(config):
+                break
+        except NonFiniteLoss as error:
+            diverged.append(error)
+            continue
+        for test in tests if until != "trained" else ():
+            generate_row(config, test, device)
+        if until == "scored":
+            scorer.add(config, tests)
+        _forget_model()
+        scorer.finish(wait=False)
+        done += 1
+    scorer.finish(wait=True)
+    if diverged:
+        raise diverged[0]
+    return done == len(configs)
+
+
+def _forget_model() -> None:
+    """Compiled code keeps the weights that it was made for alive, and counts against the limit of recompilations."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[Callable[[], bool]]:
+    """Whether the time is over; a training loop that runs then is stopped as SIGTERM stops it, with a checkpoint.
+
+    The signal is repeated every second: a loop that is still being built does not listen yet.
+    """
+    over: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        over.append(number)
+
+    def alarm(number: int, frame: object) -> None:
+        over.append(number)
+        signal.raise_signal(signal.SIGTERM)
+
+    before = {n: signal.signal(n, handler) for n, handler in ((signal.SIGTERM, note), (signal.SIGALRM, alarm))}
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield lambda: bool(over)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class InThisProcess(Executor):
+    """Does each job when it is given."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(call(*arguments, **named))
+        return future
+
+
+@contextmanager
+def scoring_pool(workers: int) -> Iterator[Executor]:
+    """Processes that recover poses, each on one core; one worker works in this process. Jobs left over are dropped."""
+    spawn = torch.multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_begin_worker) if workers > 1 else InThisProcess()
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """Signals that stop training are for the process that trains, though the whole group may get them.
+
+    And workers must not fight for each other's cores.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _replace(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_text(text)
+    os.replace(part, file)

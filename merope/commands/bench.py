@@ -1,0 +1,79 @@
+"""Commands that measure encodings: bench world, bench table."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="what")
+    add_world(commands.add_parser("world", help="train an encoding on procedural worlds and measure its control"))
+    add_table(commands.add_parser("table", help="tables of the world benchmark from the results of its rows"))
+
+
+def add_world(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, help="TOML file of configs/world")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+    parser.add_argument("--seed", type=int, default=0, help="of initialisation, worlds and noise; names the folder")
+    parser.add_argument("--worlds", type=int, default=32, help="unseen worlds, three paths each")
+    parser.add_argument(
+        "--stretch",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="FACTOR",
+        help="also test on paths so many times as long",
+    )
+    parser.add_argument("--workers", type=int, default=2, help="processes that recover poses")
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="folder that gets a copy of the scores, for the table"
+    )
+    parser.add_argument(
+        "--until",
+        choices=("trained", "generated", "scored"),
+        default="scored",
+        help="how far to go; later stages pick up what earlier ones left in the folder",
+    )
+    parser.set_defaults(run=_world)
+
+
+def _world(options: argparse.Namespace) -> int:
+    from merope.bench.world import WorldTest
+    from merope.bench.world_rows import Scorer, run_rows, scoring_pool
+    from merope.bench.world_scores import with_seed
+    from merope.bench.world_table import Row, group_table
+    from merope.train.config import TrainConfig
+    from merope.train.toml_config import read_config
+
+    config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
+    stretches = sorted({1.0, *options.stretch}, key=lambda stretch: (stretch != 1.0, stretch))
+    tests = [WorldTest(worlds=options.worlds, stretch=stretch) for stretch in stretches]
+    with scoring_pool(options.workers) as pool:
+        scorer = Scorer(pool, options.results)
+        finished = run_rows([config], tests, scorer, options.until)
+    if not finished:
+        print("merope: stopped; the same command goes on from there", file=sys.stderr)
+        return 130
+    for result in scorer.written:
+        print(group_table([Row(result["row"], {result["seed"]: result})], against=None))
+    print(f"wrote {config.run.out}")
+    return 0
+
+
+def add_table(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", type=Path, metavar="DIR", help="folder of merope bench world --results")
+    parser.add_argument("--against", default="merope", metavar="ROW", help="row that the others are compared with")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="file, or page with markers, that gets the tables")
+    parser.set_defaults(run=_table)
+
+
+def _table(options: argparse.Namespace) -> int:
+    from merope.bench.world_table import read_rows, tables, write_tables
+
+    text = tables(read_rows(options.results), options.against)
+    if options.out is None:
+        print(text)
+    else:
+        write_tables(text, options.out)
+        print(f"wrote {options.out}")
+    return 0

@@ -1,0 +1,46 @@
+"""Commands to look at first: demo drives the model that ships with the package, growth measures encodings alone."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to drive")
+    what.add_argument("--trajectory", type=Path, help="pose file (docs/formats.md) in place of the three paths")
+    what.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
+    what.add_argument("--lens", choices=("pinhole", "fisheye"), default="pinhole", help="of every camera")
+    what.add_argument("--world", type=int, default=7, help="number of a street that no model was trained on")
+    how = parser.add_argument_group("how")
+    how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
+    how.add_argument("--steps", type=int, help="denoising steps; more are sharper and slower")
+    how.add_argument("--seed", type=int, default=0, help="of the noise; the paths share it")
+    how.add_argument("--device", default="auto", help="cuda if there is one")
+    how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder for videos, report and numbers")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from merope.demo import DemoConfig, run, table
+
+    given = {key: value for key, value in vars(options).items() if key not in ("command", "run") and value is not None}
+    try:
+        drives = run(DemoConfig(**given))
+    except KeyboardInterrupt:
+        print("merope: stopped; nothing was written", file=sys.stderr)
+        return 130
+    print(table(drives))
+    print(f"wrote {options.out}: demo.mp4, one video and one camera file a path, poster.png, report.html, results.json")
+    return 0
+
+
+def add_growth(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("outputs/growth"), help="folder for pictures and numbers")
+    parser.set_defaults(run=_growth)
+
+
+def _growth(options: argparse.Namespace) -> int:
+    from merope.growth import run
+
+    run(options.out)
+    return 0

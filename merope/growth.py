@@ -1,0 +1,178 @@
+"""What the paper's Section 3.1 claims, measured: growth with the baseline, and where attention goes because of it.
+
+No trained weights: queries, keys and values are random features of many heads, so that what changes along an axis is
+the encoding's doing alone.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merope.attention.plan import AttentionPlan
+from merope.encodings import encoding
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Pinhole
+
+METHODS = ("gta", "merope")
+BASELINES_M = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
+MASS_BASELINES_M = (1.0, 10.0, 50.0, 200.0)
+LENS = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)  # a 64° driving camera
+HEADS = 512
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One row of the first table: two cameras, `baseline_m` apart along the optical axis."""
+
+    method: str
+    baseline_m: float
+    logit: float  # root mean square of q·U·k / √d
+    largest_logit: float  # in units of its bound for orthogonal U, ‖q‖‖k‖/√d
+    value_norm: float  # root mean square of ‖U v‖ / ‖v‖
+
+
+def straight_path(
+    count: int,
+    length_m: float,
+) -> Cameras:
+    """Cameras driving straight ahead, evenly spaced over `length_m`."""
+    poses = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
+    poses[:, 2, 3] = torch.linspace(0, length_m, count, dtype=torch.float64)
+    return Cameras(poses, LENS)
+
+
+def measure_growth(method: str, baseline_m: float) -> Growth:
+    """Logits and values between the first and the last of two cameras (paper, Eq. 3 and 4)."""
+    plan = encoding(method).plan(straight_path(2, baseline_m), grid=(1, 1))
+    u = plan.operator(0, 1)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
+    logits = torch.einsum("hi,ij,hj->h", q, u, k) / math.sqrt(plan.head_dim)
+    bound = q.norm(dim=-1) * k.norm(dim=-1) / math.sqrt(plan.head_dim)
+    norms = (v @ u.mT).norm(dim=-1) / v.norm(dim=-1)
+    return Growth(
+        method=method,
+        baseline_m=baseline_m,
+        logit=float(logits.square().mean().sqrt()),
+        largest_logit=float((logits.abs() / bound).max()),
+        value_norm=float(norms.square().mean().sqrt()),
+    )
+
+
+def attention_mass(
+    method: str, length_m: float, frames: int = 13, grid: tuple[int, int] = (3, 5)
+) -> Tensor:  # [frames]
+    """Share of attention that the last frame's centre token gives to every frame, averaged over random heads.
+
+    Queries and keys of a head share half of their variance: every frame shows the same static scene.
+    """
+    plan = encoding(method).plan(straight_path(frames, length_m), grid)
+    patches = grid[0] * grid[1]
+    token = (frames - 1) * patches + patches // 2
+    generator = torch.Generator().manual_seed(0)
+    scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
+    k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
+    q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
+    return _weights(plan, token, q, k).unflatten(-1, (frames, patches)).sum(-1).mean(0)
+
+
+def _weights(plan: AttentionPlan, token: int, q: Tensor, k: Tensor) -> Tensor:  # [HEADS, key tokens]
+    turned = torch.einsum("hi,bij->hbj", q, plan.operators(token))
+    return torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)
+
+
+def run(folder: Path) -> None:
+    """Measure, print the tables, and write growth.json, growth.png and attention-mass.png to `folder`."""
+    growth = [measure_growth(method, baseline_m) for baseline_m in BASELINES_M for method in METHODS]
+    mass = {m: {length: attention_mass(m, length).tolist() for length in MASS_BASELINES_M} for m in METHODS}
+    print(growth_table(growth))
+    print(mass_table(mass))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "growth.json").write_text(
+        json.dumps({"growth": [asdict(g) for g in growth], "attention_mass": mass}, indent=1)
+    )
+    for name in (draw_growth(growth, folder), draw_mass(mass, folder)):
+        print(f"wrote {name}")
+    print(f"wrote {folder / 'growth.json'}")
+
+
+def growth_table(growth: list[Growth]) -> str:
+    """Logits and values by baseline, one column a method."""
+    rows = {(g.method, g.baseline_m): g for g in growth}
+    lines = [
+        "Two cameras on a straight road, random features. A norm-preserving encoding keeps both columns at 1.",
+        "",
+        f"{'baseline':>10}   {'logit, rms':^21}   {'‖U v‖ / ‖v‖, rms':^21}",
+        f"{'':>10}   {'GTA':>10} {'MeRoPE':>10}   {'GTA':>10} {'MeRoPE':>10}",
+    ]
+    for baseline_m in BASELINES_M:
+        pair = [rows[m, baseline_m] for m in METHODS]
+        logits, norms = (
+            " ".join(f"{value:10.4g}" for value in column)
+            for column in ([g.logit for g in pair], [g.value_norm for g in pair])
+        )
+        lines.append(f"{baseline_m:>8g} m   {logits}   {norms}")
+    return "\n".join([*lines, ""])
+
+
+def mass_table(mass: dict[str, dict[float, list[float]]]) -> str:
+    """Attention of the last frame on the first and on the last three frames."""
+    lines = [
+        "Where the last of 13 frames looks: attention of its centre token on the 3 farthest and the 3 nearest frames",
+        "(evenly spread it would be 23 % each). Random features that share half of their variance.",
+        "",
+        f"{'drive':>10}   {'GTA far':>8} {'near':>8}   {'MeRoPE far':>10} {'near':>8}",
+    ]
+    for length in MASS_BASELINES_M:
+        cells = [f"{sum(mass[m][length][:3]):8.1%} {sum(mass[m][length][-3:]):8.1%}" for m in METHODS]
+        lines.append(f"{length:>8g} m   {cells[0]}     {cells[1]}")
+    return "\n".join([*lines, ""])
+
+
+STYLE = {"gta": ("GTA", "#c44e52"), "merope": ("MeRoPE", "#4c72b0")}
+
+
+def draw_growth(growth: list[Growth], folder: Path) -> Path:
+    """Both columns of the first table against the baseline, log-log."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for axis, field, title in zip(
+        axes, ("logit", "value_norm"), ("attention logit (rms)", "‖U v‖ / ‖v‖ (rms)"), strict=True
+    ):
+        for method, (label, colour) in STYLE.items():
+            rows = [g for g in growth if g.method == method]
+            axis.loglog(
+                [g.baseline_m for g in rows], [getattr(g, field) for g in rows], "o-", color=colour, label=label
+            )
+        axis.set(xlabel="metres between the two cameras", title=title)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    return _save(figure, folder / "growth.png")
+
+
+def draw_mass(mass: dict[str, dict[float, list[float]]], folder: Path) -> Path:
+    """Attention mass by frame, one curve a drive length, one panel a method."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
+    for axis, (method, (label, _)) in zip(axes, STYLE.items(), strict=True):
+        for shade, (length, shares) in zip(
+            torch.linspace(0.3, 0.95, len(mass[method])), mass[method].items(), strict=True
+        ):
+            colour = (plt.cm.Reds if method == "gta" else plt.cm.Blues)(float(shade))
+            axis.plot(range(len(shares)), shares, "o-", color=colour, label=f"{length:g} m", markersize=4)
+        axis.set(xlabel="frame (the query is in the last one)", title=f"{label}: attention of the last frame")
+        axis.grid(alpha=0.3)
+        axis.legend(title="drive")
+    axes[0].set_ylabel("share of attention")
+    return _save(figure, folder / "attention-mass.png")
+
+
+def _save(figure: object, path: Path) -> Path:
+    figure.savefig(path, dpi=130)  # type: ignore[attr-defined]
+    return path

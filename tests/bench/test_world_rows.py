@@ -1,0 +1,191 @@
+"""Rows from start to finish: pieces, deadlines, what a results file says."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from merope.bench import provenance as source
+from merope.bench import world_rows
+from merope.bench.world import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world, generate_row, generated_file
+from merope.bench.world_rows import InThisProcess, Scorer, is_scored, run_rows, scoring_pool, time_limit, train_row
+from merope.bench.world_scores import floor_file, with_seed
+from merope.bench.world_table import Row, group_table, read_rows, tables
+from merope.cli import main
+from merope.data.world_clips import WorldClips
+from merope.train.checkpoint import complete
+from merope.train.config import TrainConfig
+from merope.train.loop import NonFiniteLoss, stop_requests, train
+from tests.train.tiny_runs import TINY, tiny_config
+
+CPU = torch.device("cpu")
+CLIPS_OF_TINY = WorldClips(frames=4, height=72, width=128, prefix_frames=2)
+TEST = WorldTest(worlds=1, steps=2, batch=2)
+
+
+def seen_config(folder: Path) -> TrainConfig:
+    """A tiny run whose frames are large enough to recover poses from."""
+    return with_seed(tiny_config(folder / "row", "run.steps=2", "data.height=72", "data.width=128"), 3)
+
+
+def test_a_row_is_trained_generated_and_scored(tmp_path: Path) -> None:
+    config = seen_config(tmp_path)
+    assert config.run.out == tmp_path / "row-seed3"
+    assert config.run.seed == 3
+    with pytest.raises(ValueError, match="train it first"):
+        generate_row(config, TEST, CPU)
+    tests, results = [TEST, replace(TEST, stretch=2.0)], tmp_path / "results"
+    assert not is_scored(config, tests, results)
+    scorer = Scorer(InThisProcess(), results)
+    assert run_rows([config], tests, scorer)
+    videos = load_file(config.run.out / "generated.safetensors")
+    truth = {clip.name: clip.true for clip in clips_of_world(TEST, CLIPS_OF_TINY, FIRST_TEST_SEED, CPU)}
+    assert sorted(videos) == sorted(truth)
+    for name, video in videos.items():
+        assert torch.equal(video[:2], truth[name][:2])  # the prefix is kept
+        assert not torch.equal(video[2:], truth[name][2:])
+    (result,) = scorer.written
+    assert result == json.loads((config.run.out / "scores.json").read_text())
+    assert result == json.loads((results / "row-seed3.json").read_text())
+    check_what_a_result_says(result)
+    assert is_scored(config, tests, results)
+    assert not is_scored(config, [*tests, replace(TEST, stretch=4.0)], results)
+    assert not is_scored(replace(config, run=replace(config.run, steps=3)), tests, results)
+    assert "row | one | 2 |" in group_table([Row("row", {3: result})], None)
+    assert "×2" in tables(read_rows(results))
+    check_true_videos_score_perfectly(config, truth)
+
+
+def check_what_a_result_says(result: dict) -> None:
+    assert (result["row"], result["seed"], result["steps"], result["batch_size"]) == ("row", 3, 2, 4)
+    assert result["parameters"] > 10_000
+    assert result["torch"] == torch.__version__
+    assert result["gpu"] == ("CPU" if not torch.cuda.is_available() else torch.cuda.get_device_name())
+    assert result["commit"] == source.commit()
+    assert result["trained_s"] > 0
+    assert result["generated_s"] >= 0
+    assert result["final_loss"] > 0
+    assert result["validation_loss"] is None  # the tiny run has no validation
+    assert result["test"]["stretch"] == 1.0
+    assert [part["test"]["stretch"] for part in result["sweep"]] == [2.0]
+    clip = result["clips"][f"world-{FIRST_TEST_SEED}-left"]
+    assert {"cammc", "rot_deg", "metric_tr_percent", "ate_m", "auc_10", "psnr_db", "failed_frames", "lens"} <= set(clip)
+    assert result["rows"]["floor"]["all"]["clips"] == 3
+
+
+def check_true_videos_score_perfectly(config: TrainConfig, truth: dict[str, torch.Tensor]) -> None:
+    """And the floor comes from its file: it does not depend on the row."""
+    file = floor_file(config, TEST)
+    floor = json.loads(file.read_text()) | {"marked": True}
+    file.write_text(json.dumps(floor))
+    save_file(truth, generated_file(config, TEST))
+    scorer = Scorer(InThisProcess(), None)
+    scorer.add(config, [TEST])
+    scorer.finish(wait=False)
+    (result,) = scorer.written
+    assert result["rows"]["floor"]["marked"]
+    assert result["rows"]["generated"]["all"]["values"]["rot_deg"]["mean"] < 1e-6
+    assert result["clips"][f"world-{FIRST_TEST_SEED}-right"]["psnr_db"] == 60.0
+    assert {clip["manoeuvre"] for clip in result["clips"].values()} == set(MANOEUVRES)
+
+
+def test_the_floor_is_shared_by_rows_and_not_by_tests(tmp_path: Path) -> None:
+    one, other = tiny_config(tmp_path / "one"), tiny_config(tmp_path / "other", "run.steps=9")
+    assert floor_file(one, TEST) == floor_file(other, replace(TEST, steps=50, batch=1))
+    assert floor_file(one, TEST) != floor_file(one, replace(TEST, stretch=2.0))
+    assert floor_file(one, TEST) != floor_file(one, replace(TEST, worlds=2))
+    assert floor_file(one, TEST) != floor_file(tiny_config(tmp_path / "one", "data.frames=5"), TEST)
+
+
+def test_pieces_of_training_are_added_up(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "row", "run.steps=1")
+    assert train_row(config)
+    longer = replace(config, run=replace(config.run, steps=3))
+    assert train_row(longer)
+    assert train_row(longer)  # finished: nothing is trained, nothing is recorded
+    pieces = [json.loads(line) for line in (config.run.out / "pieces.jsonl").read_text().splitlines()]
+    assert [(piece["from"], piece["to"]) for piece in pieces] == [(0, 1), (1, 3)]
+    assert source.provenance(longer)["trained_s"] == pytest.approx(sum(piece["wall_s"] for piece in pieces))
+    (config.run.out / "pieces.jsonl").write_text(json.dumps(pieces[1]) + "\n")  # the first piece was killed
+    assert source.provenance(longer)["trained_s"] is None
+
+
+def test_when_time_is_over_the_row_in_training_stops_with_a_checkpoint(tmp_path: Path) -> None:
+    configs = [tiny_config(tmp_path / name, "run.steps=100000") for name in ("first", "second")]
+    with time_limit(2.0) as is_over:
+        assert not run_rows(configs, [TEST], Scorer(InThisProcess(), None), is_over=is_over)
+        assert is_over()
+        assert not run_rows(configs[1:], [TEST], Scorer(InThisProcess(), None), is_over=is_over)
+    (place,) = complete(configs[0].run.out / "checkpoints")
+    assert place.name > "step-00000000"
+    assert not configs[1].run.out.exists()
+
+
+def test_a_loop_that_begins_after_the_deadline_is_stopped_too() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with time_limit(0.05) as is_over:
+        time.sleep(0.2)
+        assert is_over()
+        with stop_requests() as stop_wanted:
+            until = time.monotonic() + 5.0
+            while not stop_wanted() and time.monotonic() < until:
+                time.sleep(0.05)
+            assert stop_wanted()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_row_whose_training_was_stopped_is_not_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(tmp_path / "row", "run.steps=1")
+    assert train_row(config)  # leaves a folder of trained weights, of a shorter run
+    monkeypatch.setattr(world_rows, "train", lambda config: config.run.out)
+    longer = replace(config, run=replace(config.run, steps=5))
+    assert not run_rows([longer], [TEST], Scorer(InThisProcess(), None))
+    assert not generated_file(longer, TEST).exists()
+
+
+def test_a_row_that_diverges_keeps_no_other_from_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverging(config: TrainConfig) -> Path:
+        if config.run.out.name == "first":
+            raise NonFiniteLoss("step 7: the loss is not finite")
+        return train(config)
+
+    monkeypatch.setattr(world_rows, "train", diverging)
+    configs = [tiny_config(tmp_path / name, "run.steps=1") for name in ("first", "second")]
+    with pytest.raises(NonFiniteLoss, match="step 7"):
+        run_rows(configs, [TEST], Scorer(InThisProcess(), None), until="trained")
+    assert (tmp_path / "second" / "trained").is_dir()
+
+
+def test_other_processes_work_and_leave(tmp_path: Path) -> None:
+    with scoring_pool(2) as pool:
+        assert pool.submit(os.getpid).result() != os.getpid()
+        assert pool.submit(torch.get_num_threads).result() == 1
+
+
+def test_a_tree_says_its_commit_and_an_installation_what_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEROPE_COMMIT", "abc")
+    monkeypatch.setattr(source, "__file__", str(tmp_path / "merope" / "bench" / "provenance.py"))
+    assert source.commit() == "abc"
+
+
+def test_the_command_runs_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "world", str(TINY), "--until", "trained", "--seed", "2", "--set", f"run.out={tmp_path / 'x'}"]
+    arguments += ["--set", "run.steps=1", "--set", "run.validation_clips=0", "--workers", "1"]
+    assert main(arguments) == 0
+    assert (tmp_path / "x-seed2" / "trained" / "branch").is_dir()
+    assert "x-seed2" in capsys.readouterr().out
+    assert main([*arguments, "--set", "run.steps=2"]) == 0  # more training is done, not skipped
+    assert [place.name for place in complete(tmp_path / "x-seed2" / "checkpoints")][-1] == "step-00000002"
+    assert main([*arguments, "--set", "run.steps=2", "--set", "branch.encoding=ucpe"]) == 2
+    assert "a run with the same settings" in capsys.readouterr().err
+    assert main([*arguments, "--stretch", "0"]) == 2
+    assert "stretch must be positive" in capsys.readouterr().err

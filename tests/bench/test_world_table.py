@@ -1,0 +1,206 @@
+"""Tables of the world benchmark: intervals, verdicts, and what is open."""
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from merope.bench.world_intervals import RESAMPLES, Grid, difference, interval
+from merope.bench.world_table import BEGIN, END, GROUPS, Row, read_rows, tables, verdict, write_tables
+from merope.commands.bench import add_bench
+from merope.evaluate.summary import Interval
+from tests.bench.made_up_results import write_result
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "world"
+
+
+def made_up_grid(seeds: int, worlds: int, dice: int, spread: float = 1.0) -> Grid:
+    values = np.random.default_rng(dice).normal(5.0, spread, (seeds, worlds, 3))
+    return Grid(tuple(range(seeds)), values)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds=st.integers(1, 4), worlds=st.integers(2, 9), dice=st.integers(0, 99))
+def test_an_interval_holds_its_mean_and_is_always_the_same(seeds: int, worlds: int, dice: int) -> None:
+    of = made_up_grid(seeds, worlds, dice)
+    found = interval(of)
+    assert found.mean == pytest.approx(of.values.mean())
+    assert found.low <= found.mean + 1e-12
+    assert found.mean - 1e-12 <= found.high
+    assert found.count == of.values.size
+    assert interval(Grid(of.seeds, of.values.copy())) == found
+    scaled = interval(Grid(of.seeds, 3.0 * of.values))
+    assert scaled.low == pytest.approx(3.0 * found.low)
+
+
+def test_an_interval_is_as_wide_as_theory_says() -> None:
+    many = made_up_grid(1, 400, dice=1)
+    found = interval(many)
+    error = many.values.mean(axis=-1).std(ddof=1) / math.sqrt(400)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.08)
+    assert RESAMPLES >= 2000
+
+
+def test_worlds_are_resampled_with_all_of_their_manoeuvres() -> None:
+    worlds = np.random.default_rng(2).normal(size=(1, 100, 1))
+    together = interval(Grid((0,), np.repeat(worlds, 3, axis=-1)))
+    alone = interval(Grid((0,), worlds))
+    assert together.high - together.low == pytest.approx(alone.high - alone.low)  # three clips of a world are one draw
+
+
+def test_seeds_that_differ_widen_the_interval() -> None:
+    one = made_up_grid(1, 32, dice=3, spread=0.1)
+    apart = np.concatenate((one.values, one.values + 4.0))
+    wide, narrow = interval(Grid((0, 1), apart)), interval(one)
+    assert wide.high - wide.low > 3.9
+    assert narrow.high - narrow.low < 0.1
+
+
+def test_draws_of_seeds_and_worlds_are_independent() -> None:
+    """With as many seeds as worlds the same draws for both would make the diagonal count too often."""
+    diagonal = np.repeat(np.eye(16)[..., None], 3, axis=-1)
+    found = interval(Grid(tuple(range(16)), diagonal))
+    assert found.low < 1 / 16 < found.high
+    assert found.high < 0.125  # 0.125 and more if both are drawn alike: the mean of a count's square is 2
+
+
+def test_clips_without_a_number_are_left_out_of_both_rows_of_a_difference() -> None:
+    row, other = made_up_grid(2, 20, dice=4), made_up_grid(2, 20, dice=5)
+    other.values[0, 3, 1] = math.nan
+    row.values[1, 7, 2] = math.nan
+    found = difference(row, other)
+    both = row.values - other.values
+    assert found is not None
+    assert found.mean == pytest.approx(np.nanmean(both))
+    assert found.count == 2 * 20 * 3 - 2
+    nothing = interval(Grid((0,), np.full((1, 5, 3), math.nan)))
+    assert math.isnan(nothing.mean)
+    assert math.isnan(nothing.low)
+
+
+def test_a_difference_is_of_common_seeds_and_pairs_worlds() -> None:
+    difficulty = np.random.default_rng(6).uniform(0, 100, (1, 32, 1))
+    row = Grid((0, 1, 5), np.broadcast_to(difficulty + 0.5, (3, 32, 3)).copy())
+    other = Grid((1, 5, 8), np.broadcast_to(difficulty, (3, 32, 3)).copy())
+    row.values[0] += 1000.0  # seed 0, which the other does not have
+    found = difference(row, other)
+    assert found is not None
+    assert (found.low, found.mean, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert found.count == 2 * 32 * 3
+    assert difference(row, Grid((9,), other.values[:1])) is None
+
+
+@given(low=st.floats(-10, 10), width=st.floats(0, 10))
+def test_a_verdict_comes_from_the_interval_alone(low: float, width: float) -> None:
+    said = verdict(Interval(low + width / 2, low, low + width, 9), "merope")
+    expected = "MeRoPE lower" if low > 0 else "MeRoPE higher" if low + width < 0 else "not separated"
+    assert said == expected
+
+
+def test_no_interval_no_verdict() -> None:
+    assert verdict(Interval(5.0, math.nan, math.nan, 1), "merope") == "not separated"
+
+
+def line_of(text: str, row: str) -> str:
+    return next(line for line in text.splitlines() if line.replace("*", "").startswith(f"| {row} |"))
+
+
+def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_result(tmp_path, "merope", seed, 2.0, stretches=(1.0, 2.0))
+        write_result(tmp_path, "gta", seed, 3.0)
+        write_result(tmp_path, "ucpe", seed, 2.0)
+        write_result(tmp_path, "transport", seed, 1.0)
+        write_result(tmp_path, "my-own", seed, 2.5)
+    write_result(tmp_path, "prope", 0, 3.0)
+    write_result(tmp_path, "urope", 7, 3.0)
+    write_result(tmp_path, "none", 0, 9.0, steps=50)
+    write_result(tmp_path, "rerope", 0, 3.0, data={"fov_deg": [60.0, 150.0]})
+    text = tables(read_rows(tmp_path))
+    assert line_of(text, "gta").endswith("| MeRoPE lower |")
+    assert line_of(text, "ucpe").endswith("| not separated |")
+    assert line_of(text, "transport").endswith("| MeRoPE higher |")
+    assert line_of(text, "prope").startswith("| prope | one | 3,000 |")
+    assert line_of(text, "urope").endswith("| – | no common seed |")
+    assert line_of(text, "none").endswith("| – | another test |")
+    assert line_of(text, "rerope").endswith("| – | another test |")
+    assert line_of(text, "merope").endswith("| – | – |")
+    assert "### Other rows" in text
+    assert line_of(text, "my-own")
+    assert "Open: raynova, rayrope, cameractrl." in text
+    assert "Open: mixed-lenses." in text
+    assert "24 clips of 8 unseen worlds" in text
+    assert "rot 0.125°" in text
+    sweep = text.split("### Beyond the training scale")[1]
+    assert "| merope | ×1 |" in sweep
+    assert "| merope | ×2 |" in sweep
+    assert "gta" not in sweep
+    assert tables(read_rows(tmp_path)) == text
+    assert "CamMC − ucpe" in tables(read_rows(tmp_path), against="ucpe")
+
+
+def test_numbers_of_a_row_are_means_over_its_clips_and_seeds(tmp_path: Path) -> None:
+    results = [write_result(tmp_path, "merope", seed, 2.0) for seed in (0, 1)]
+    row = read_rows(tmp_path)["merope"]
+    mean = np.mean([clip["cammc"] for result in results for clip in result["clips"].values()])
+    assert interval(row.grid("cammc")).mean == pytest.approx(mean)
+    assert row.lost() == "4/624"
+    assert f" {mean:.2f} [" in line_of(tables({"merope": row}), "merope")
+
+
+def test_mixed_lenses_get_a_table_by_lens(tmp_path: Path) -> None:
+    result = write_result(tmp_path, "mixed-lenses", 0, 2.0)
+    for clip in result["clips"].values():
+        clip["lens"] = "fisheye" if clip["world"] % 2 else "wide"
+        clip["cammc"] = 7.0 if clip["world"] % 2 else 1.0
+    text = tables({"mixed-lenses": Row("mixed-lenses", {0: result})})
+    by_lens = text.split("### By lens")[1]
+    assert "| mixed-lenses | fisheye | 4 |" in by_lens
+    assert "7.00 [7.00, 7.00]" in by_lens
+    assert "1.00 [1.00, 1.00]" in by_lens
+
+
+def test_seeds_of_a_row_must_be_of_one_test(tmp_path: Path) -> None:
+    write_result(tmp_path, "gta", 0, 2.0)
+    write_result(tmp_path, "gta", 1, 2.0, steps=50)
+    with pytest.raises(ValueError, match="steps of gta must be the same for all seeds"):
+        read_rows(tmp_path)
+    with pytest.raises(ValueError, match="a folder with results of rows"):
+        read_rows(tmp_path / "nothing")
+
+
+def test_the_list_of_rows_is_that_of_the_configs() -> None:
+    listed = [row for rows in GROUPS.values() for row in rows]
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == {file.stem for file in CONFIGS.glob("*.toml")}
+
+
+def test_tables_go_between_the_markers_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    write_tables("first\n", page)
+    assert page.read_text() == "first\n"
+    page.write_text(f"above\n{BEGIN}\nold\n{END}\nbelow\n")
+    for text in ("one\n", "two\n"):
+        write_tables(text, page)
+        assert page.read_text() == f"above\n{BEGIN}\n\n{text}\n{END}\nbelow\n"
+    page.write_text(f"above\n{BEGIN}\nold\n")
+    with pytest.raises(ValueError, match="add the second marker"):
+        write_tables("one", page)
+    assert page.read_text() == f"above\n{BEGIN}\nold\n"
+
+
+def test_the_command_prints_or_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_result(tmp_path / "results", "merope", 0, 2.0)
+    parser = argparse.ArgumentParser()
+    add_bench(parser)
+    options = parser.parse_args(["table", str(tmp_path / "results")])
+    assert options.run(options) == 0
+    assert "**merope**" in capsys.readouterr().out
+    out = tmp_path / "page.md"
+    options = parser.parse_args(["table", str(tmp_path / "results"), "--out", str(out)])
+    assert options.run(options) == 0
+    assert "**merope**" in out.read_text()

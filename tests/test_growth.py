@@ -1,0 +1,41 @@
+"""The growth tables show what they say: growth for GTA, none for MeRoPE, and pictures on disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from merope.cli import main
+
+
+@pytest.fixture(scope="module")
+def growth(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("growth")
+    main(["growth", "--out", str(folder)])
+    return folder
+
+
+def test_growth(growth: Path) -> None:
+    rows = json.loads((growth / "growth.json").read_text())["growth"]
+    by_method = {m: [row for row in rows if row["method"] == m] for m in ("gta", "merope")}
+    assert [row["baseline_m"] for row in by_method["gta"]] == [0.1, 1, 10, 100, 1000, 10000]
+    assert by_method["gta"][-1]["logit"] > 3000 * by_method["gta"][0]["logit"]
+    assert by_method["gta"][-1]["value_norm"] > 3000
+    assert all(abs(row["value_norm"] - 1) < 1e-12 and row["largest_logit"] <= 1 for row in by_method["merope"])
+    assert all(0.9 < row["logit"] < 1.1 for row in by_method["merope"])
+
+
+def test_attention_mass(growth: Path) -> None:
+    mass = json.loads((growth / "growth.json").read_text())["attention_mass"]
+    far = {
+        method: {float(length): sum(shares[:3]) for length, shares in curves.items()} for method, curves in mass.items()
+    }
+    assert all(sum(shares) == pytest.approx(1) for curves in mass.values() for shares in curves.values())
+    assert far["gta"][200] > 3 * far["gta"][1]
+    assert max(far["merope"].values()) < 0.25
+
+
+def test_pictures(growth: Path) -> None:
+    for name in ("growth.png", "attention-mass.png"):
+        assert (growth / name).read_bytes().startswith(b"\x89PNG")
+        assert (growth / name).stat().st_size > 10_000
