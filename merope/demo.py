@@ -54,7 +54,7 @@ class DemoConfig:
 
     out: Path
     model: Path = SHIPPED_MODEL
-    world: int = 7
+    world: int = 13
     trajectory: Path | None = None
     assume_metric: bool = False
     lens: Literal["pinhole", "fisheye"] = "pinhole"
@@ -64,7 +64,7 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.world < WORLDS:
-            raise invalid("world", f"from 0 to {WORLDS - 1}, the worlds kept out of training", self.world, "try 7")
+            raise invalid("world", f"from 0 to {WORLDS - 1}, the worlds kept out of training", self.world, "try 13")
         if self.steps < 1:
             raise invalid("steps", "at least 1", self.steps, f"the default is {type(self).steps}")
         if self.lens not in LENSES:
@@ -177,7 +177,7 @@ def generated(
 
     def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         line = f"driving {clip.manoeuvre} ({which}): step {step + 1} of {config.steps}"
-        print(f"{line:<60}", end="\r" if step + 1 < config.steps else "\n", file=sys.stderr, flush=True)
+        _say(line, keep=step + 1 == config.steps)
         return tensors
 
     frames = pipeline(
@@ -198,7 +198,7 @@ def generated(
 
 def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  # uint8 [T, H, W, 3]
     """Recover where the camera of a video went. The prefix was given: alone it does not count as recovered."""
-    print(f"{f'recovering the path of {clip.manoeuvre}':<60}", end="\r", file=sys.stderr, flush=True)
+    _say(f"recovering the path of {clip.manoeuvre}")
     estimate = RenderAnchoredEstimator(clip.world, clip.cameras, clip.seen)(video)
     valid = estimate.valid & estimate.valid[clips.prefix_frames :].any()
     name, commanded = ClipName(f"world-{clip.seed - FIRST_TEST_SEED}", clip.manoeuvre), clip.cameras.world_from_camera
@@ -246,7 +246,7 @@ def _cell(value: float | None, digits: int = 2) -> str:
 
 def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wall_s: Mapping[str, float]) -> None:
     """All files, made aside and moved when they are complete."""
-    print(f"{'writing pictures':<60}", end="\r", file=sys.stderr, flush=True)
+    _say("writing pictures")
     films = [film_of(drive, config.clips) for drive in drives]
     videos = [film_frames(film) for film in films]
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
@@ -264,7 +264,15 @@ def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wal
         (aside / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         for made in sorted(aside.iterdir()):
             made.replace(config.out / made.name)
-    print(" " * 60, end="\r", file=sys.stderr, flush=True)
+    _say("")
+
+
+def _say(line: str, keep: bool = False) -> None:
+    """A line of progress in the place of the last one; where nobody watches, only those to keep."""
+    if sys.stderr.isatty():
+        print(f"{line:<60}", end="\n" if keep else "\r", file=sys.stderr, flush=True)
+    elif keep:
+        print(line, file=sys.stderr, flush=True)
 
 
 def _floors(drives: Sequence[Drive]) -> dict[str, str]:

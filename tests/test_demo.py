@@ -12,12 +12,12 @@ from scenes import straight_drive
 from selenium import webdriver
 
 import merope.demo
-from merope.bench.world import MANOEUVRES, WorldTest
+from merope.bench.world import MANOEUVRES, WorldTest, clips_of_world
 from merope.cli import main
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.data.video import read_image, read_video
-from merope.demo import DemoConfig, Drive, generated, loaded, measured, run, table
+from merope.demo import SHIPPED_MODEL, DemoConfig, Drive, generated, loaded, measured, run, table
 from merope.demo_paths import LENSES, TRAINED, GivenPath, beyond_training, given_path
 from merope.demo_pictures import Film, film_frames
 from merope.geometry.lenses import UnifiedCamera
@@ -27,7 +27,7 @@ from merope.train.model import build_model, export
 from merope.train.toml_config import read_config
 from tests.evaluate.test_report_browser import browser, select  # noqa: F401
 
-SHIPPED_CONFIG = Path(__file__).parents[1] / "configs" / "world" / "merope.toml"
+SHIPPED_CONFIG = Path(__file__).parents[1] / "configs" / "world-model.toml"
 SMALL = (
     "model.architecture.num_attention_heads=1",
     "model.architecture.attention_head_dim=48",
@@ -52,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drives(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Drive]]:
     """The three paths, and the folder that holds what was written about them."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    return out, run(DemoConfig(out=out, model=model, steps=1, device="cpu"))
+    return out, run(DemoConfig(out=out, model=model, world=7, steps=1, device="cpu"))
 
 
 def test_every_file_is_there_and_nothing_else(drives: tuple[Path, list[Drive]]) -> None:
@@ -269,3 +269,26 @@ def test_bad_input_is_refused_before_weights_are_read(
         assert main(["demo", *given, *arguments]) == 2, name
         assert message in capsys.readouterr().err, name
     assert not (tmp_path / "out").exists()
+
+
+def test_the_shipped_model_is_that_of_its_config() -> None:
+    config = read_config(TrainConfig, SHIPPED_CONFIG, [])
+    pipeline = loaded(SHIPPED_MODEL, CPU)
+    wanted = config.model.architecture or {}
+    have = {name: pipeline.transformer.config[name] for name in wanted}
+    assert have == wanted | {"patch_size": have["patch_size"]}
+    assert list(have["patch_size"]) == list(wanted["patch_size"])
+    branch = json.loads((SHIPPED_MODEL / "branch" / "config.json").read_text())
+    assert (branch["encoding"], branch["compression"], branch["blocks"]) == ("merope", 1, [1, 3, 5])
+    assert sum(file.stat().st_size for file in SHIPPED_MODEL.rglob("*.safetensors")) <= 30e6
+    assert (SHIPPED_MODEL / "README.md").is_file()
+
+
+def test_the_shipped_model_turns_where_it_is_told() -> None:
+    """Four denoising steps are enough to see it: left is not right, and each is nearest to its own command."""
+    config = DemoConfig(out=Path(), steps=4)
+    pipeline = loaded(config.model, CPU)
+    clips = clips_of_world(WorldTest(), config.clips, config.world_seed, CPU)
+    videos = [generated(pipeline, clip, config, clip.manoeuvre).float() for clip in clips]
+    errors = torch.stack([torch.stack([(v - c.true)[8:].square().mean() for c in clips]) for v in videos])
+    assert errors.argmin(dim=1).tolist() == [0, 1, 2]

@@ -48,6 +48,9 @@ class ModelSection:
 
     pretrained: str | None = None
     architecture: dict[str, Any] | None = None  # arguments of WanTransformer3DModel
+    pretrained_branch: Path | None = (
+        None  # a saved branch to go on from; None: a fresh one, which adds nothing at first
+    )
     trainable: Literal["branch", "all"] = "branch"
     precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; trained weights are always kept in fp32
     gradient_checkpointing: bool = True

@@ -1,5 +1,6 @@
 """The model in training: a pipeline whose transformer carries a camera branch, and which of its weights are trained."""
 
+import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,12 @@ from merope.train.objective import Noised, token_timesteps
 
 BRANCH_SEED_OFFSET = 1
 """The branch has dice of its own, so that one seed gives every encoding the same base model."""
+
+KIND_OF_BRANCH = (
+    *("base", "encoding", "encoding_options", "integration", "compression", "blocks"),
+    *("qk_norm", "carve", "history"),
+)
+"""What must agree between a saved branch and the config that goes on from it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +111,8 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     if config.branch != "none":
         torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
         fresh = CameraBranch.for_transformer(transformer, config.branch)
+        if config.model.pretrained_branch is not None:
+            fresh.load_state_dict(_saved_branch(config.model.pretrained_branch, fresh).state_dict())
         branch = attach(transformer, config.branch)  # in the precision of the base model, which would round it
         for index, processor in branch.processors().items():
             processor.requires_grad_(True).to(torch.float32).load_state_dict(fresh.processors()[index].state_dict())
@@ -115,6 +124,33 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
         transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
     return Model(pipeline, config.model.precision, device, config.objective.prefix_frames)
+
+
+def _saved_branch(folder: Path, like: CameraBranch) -> CameraBranch:
+    """The branch of a folder, refused if it is not of the kind that the config describes."""
+    if not folder.is_dir():
+        raise invalid("model.pretrained_branch", "the folder of a saved branch", folder, "train one, or leave it out")
+    saved = CameraBranch.from_pretrained(folder)
+    names = (
+        "base",
+        "encoding",
+        "encoding_options",
+        "integration",
+        "compression",
+        "blocks",
+        "qk_norm",
+        "carve",
+        "history",
+    )
+    differing = [name for name in names if _as_json(saved.config[name]) != _as_json(like.config[name])]
+    if differing:
+        got = ", ".join(f"{name} = {saved.config[name]}" for name in differing)
+        raise invalid("model.pretrained_branch", "a branch like that of [branch]", got, "make [branch] the same")
+    return saved
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _makes_own_plans(config: TrainConfig) -> bool:

@@ -144,14 +144,16 @@ class Recorder:
     """In place of the compiled kernels: keeps what they would be launched with."""
 
     def __init__(self) -> None:
-        self.launches: dict[str, tuple[tuple[int, int], int, int, ctypes.Structure]] = {}
+        self.launches: dict[str, tuple[tuple[int, int, int], int, int, ctypes.Structure]] = {}
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, params: ctypes.Structure) -> None:
+    def launch(
+        self, name: str, grid: tuple[int, int, int], threads: int, shared: int, params: ctypes.Structure
+    ) -> None:
         self.launches[name] = (grid, threads, shared, params)
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, int], int, int, ctypes.Structure]]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, int, int], int, int, ctypes.Structure]]:
     recorder = Recorder()
     monkeypatch.setattr(hopper, "module", lambda _index: recorder)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
@@ -176,12 +178,12 @@ def test_forward_kernels_are_given_what_their_fields_name(launches: dict) -> Non
     plan, tables, (q, k, v) = case()
     out, lse = hopper._forward(q, k, v, tables.tensors(), plan.query_cameras)
     grid, threads, _, pack = launches["pack_keys_bf16"]
-    assert (grid, threads) == ((256 * 16 // 256, 2), 256)
+    assert (grid, threads) == ((256 * 16 // 256, 2, 3), 256)
     pointers(pack, k=k, v=v, rotation=tables.key_rotation, native=tables.key_native)
     assert (pack.k.batch, pack.k.head, pack.k.token) == (210 * 3 * 128, 128, 3 * 128)
     assert (pack.tables_per_sample, pack.heads, pack.keys, pack.padded_keys) == (1, 3, 210, 256)
     grid, threads, shared, attend = launches["attend_bf16"]
-    assert (grid, threads, shared) == ((2 * 3 * 2 * 2, 1), 512, hopper.SHARED_BYTES)
+    assert (grid, threads, shared) == ((2 * 3 * 2 * 2, 1, 1), 512, hopper.SHARED_BYTES)
     pointers(attend, q=q, out=out, lse=lse, disparity=tables.query_disparity, rotation=tables.query_rotation)
     pointers(attend, native=tables.query_native, half_vectors=tables.half_vectors, phasors=tables.phasors)
     pointers(attend, key_camera=tables.key_camera)
@@ -196,18 +198,21 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     grad, out = torch.randn(2, 2, 270, 3, 128).bfloat16().unbind(0)
     lse = torch.randn(2, 3, 270)
     grads = hopper._backward(grad, q, k, v, out, lse, tables.tensors(), plan.query_cameras)
-    (_, _, _, keys), (grid, _, _, queries) = launches["pack_keys_bf16"], launches["pack_queries_bf16"]
-    assert grid == (2 * 192 * 16 // 256, 2)
+    grid, threads, _, bound = launches["bound_and_pack_bf16"]
+    assert (grid, threads, bound.head_groups) == ((32 * (2 * 3 + 1 * 3), 2, 1), 256, 3)
+    pointers(bound, grad=grad)
+    assert bound.queries == 270
+    assert (bound.grad.batch, bound.grad.head, bound.grad.token) == (270 * 3 * 128, 128, 3 * 128)
+    keys = bound.pack
+    assert (keys.tables_per_sample, keys.heads, keys.keys, keys.padded_keys) == (1, 3, 210, 256)
+    grid, threads, _, queries = launches["pack_queries_bf16"]
+    assert (grid, threads) == ((2 * 192 * 16 // 256, 2, 3), 256)
+    assert queries.part_bounds == bound.part_bounds
     pointers(keys, k=k, v=v, rotation=tables.key_rotation, native=tables.key_native)
     pointers(queries, q=q, out=out, grad=grad, lse=lse, disparity=tables.query_disparity)
     pointers(queries, rotation=tables.query_rotation, native=tables.query_native)
-    grid, threads, _, bound = launches["bound_rows_bf16"]
-    assert (grid, threads) == ((2, 2 * 3), 256)
-    pointers(bound, grad=grad, v=v)
-    assert (bound.heads, bound.queries, bound.keys) == (3, 270, 210)
-    assert (bound.grad.batch, bound.grad.head, bound.grad.token) == (270 * 3 * 128, 128, 3 * 128)
     grid, threads, shared, work = launches["gradients_bf16"]
-    assert (grid, threads, shared) == ((2 * 3 * 2, 1), 384, hopper.GRAD_SHARED_BYTES)
+    assert (grid, threads, shared) == ((2 * 3 * 2, 1, 1), 384, hopper.GRAD_SHARED_BYTES)
     pointers(work, grad_k=grads[1], grad_v=grads[2], rotation=tables.key_rotation, native=tables.key_native)
     pointers(work, half_vectors=tables.half_vectors, phasors=tables.phasors, key_camera=tables.key_camera)
     assert (work.packed_k, work.packed_v) == (keys.packed_k, keys.packed_v)
@@ -215,14 +220,29 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     assert (work.heads, work.cameras, work.padded_rows, work.keys) == (3, 2, 192, 210)
     assert (work.padded_keys, work.key_cameras, work.tables_per_sample) == (256, 4, 1)
     grid, _, _, finish = launches["finish_queries_bf16"]
-    assert bound.bounds == queries.bounds == work.bounds == finish.bounds
-    assert grid == (math.ceil(270 * 16 / 256), 2)
+    assert queries.bounds == work.bounds == finish.bounds != bound.part_bounds
+    assert queries.sums == work.sums == finish.sums
+    assert grid == (math.ceil(270 * 16 / 256), 2, 3)
     pointers(finish, grad_q=grads[0], disparity=tables.query_disparity, rotation=tables.query_rotation)
-    assert (finish.sums, finish.native) == (work.sums, tables.query_native.data_ptr())
+    assert finish.native == tables.query_native.data_ptr()
     for params in (queries, finish):
         sizes = (params.heads, params.cameras, params.tokens_per_camera, params.padded_rows, params.queries)
         assert sizes == (3, 2, 135, 192, 270)
     assert work.scale == finish.scale == pytest.approx(128**-0.5)
+
+
+def bound_and_pack_launch(
+    samples: int, heads: int, keys: int
+) -> tuple[tuple[int, int, int], int, int, ctypes.Structure]:
+    """What `bound_and_pack` is launched with for so many padded keys, without the tensors."""
+    recorder, nothing = Recorder(), torch.empty(0)
+    one = torch.empty(1).bfloat16().as_strided((samples, heads, 1, 128), (0, 0, 0, 0))
+    packed = torch.empty(1).as_strided((2, 1, 1, keys, 1), (0, 0, 0, 0, 0))
+    tables = hopper_tables.HopperTables(*[nothing] * 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "module", lambda _index: recorder)
+        hopper._bound_and_pack(one, one, one, nothing, packed, tables)
+    return recorder.launches["bound_and_pack_bf16"]
 
 
 def test_rows_that_are_not_aligned_are_copied(launches: dict) -> None:
@@ -349,7 +369,8 @@ def test_compiled_graphs_know_the_results_without_a_gpu(operator: Callable[..., 
 def test_structures_mirror_those_of_the_kernels(name: str, structure: type[ctypes.Structure]) -> None:
     body = re.search(rf"struct {name} {{(.*?)\n}};", SOURCE, re.DOTALL)
     assert body is not None
-    kinds = {"Tokens": hopper_module.Tokens, "i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
+    kinds = {"i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
+    kinds |= {"Tokens": hopper_module.Tokens, "PackParams": hopper_module.PackParams}
     expected = []
     for line in re.sub(r"//.*", "", body[1]).split(";")[:-1]:
         kind, names = re.fullmatch(r"\s*(?:const )?(\w+\*?) (.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -366,6 +387,32 @@ def test_shared_memory_is_what_the_kernel_lays_out() -> None:
     assert 1008 + number["kStepBarriers"] + 9 * 8 <= hopper.GRAD_SHARED_BYTES <= 227 * 1024
     assert number["kKeys"] == number["kRows"] == hopper_tables.TILE
     assert number["kStepBytes"] == hopper.STEP * 256
+    assert number["kParts"] == hopper.PARTS
+
+
+@given(key_blocks=st.integers(1, 120), heads=st.integers(1, 12), samples=st.integers(1, 9))
+def test_one_grid_bounds_and_packs_everything_once(key_blocks: int, heads: int, samples: int) -> None:
+    """`bound_and_pack` of hopper_grad_rows.cu, read as Python."""
+    grid, _, _, params = bound_and_pack_launch(samples, heads, keys=16 * key_blocks)
+    body = re.search(r"void bound_and_pack\(.*?\n}", SOURCE, re.DOTALL)
+    assert body is not None
+    names = {"gridDim": SimpleNamespace(x=grid[0]), "kParts": hopper.PARTS, "p": params}
+    bounded, packed = [], []
+    for block in range(grid[0]):
+        names["blockIdx"] = SimpleNamespace(x=block)
+        for name in ("per_part", "bounding", "part", "within", "packing", "index"):
+            value = re.search(rf"(?:int|,) {name} = (.*?)(?:, \w+ = |;)", body[0])
+            names[name] = eval(value[1].replace("/", "//"), {}, names)  # type: ignore[index]
+        kernel = "bound_part" if names["within"] < names["bounding"] else "pack_keys"
+        call = re.search(rf"{kernel}<kBf16>\((.*?)\);", body[0])
+        arguments = eval(f"[{call[1].replace('/', '//')}]", {}, names)  # type: ignore[index]
+        (bounded if kernel == "bound_part" else packed).append(tuple(arguments[1:]))
+    parts = {(part, head, operand) for part in range(hopper.PARTS) for head in range(heads) for operand in range(2)}
+    assert len(bounded) == len(parts)
+    assert set(bounded) == parts
+    work = [(block, head) for block, first, step in packed for head in range(first, heads, step) if block < key_blocks]
+    assert len(work) == key_blocks * heads
+    assert set(work) == {(block, head) for block in range(key_blocks) for head in range(heads)}
 
 
 def test_packed_order_is_a_permutation_of_the_heads_channels() -> None:

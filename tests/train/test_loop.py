@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from merope.adapters.wan import load_branch
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
-from merope.train.config import TrainConfig
+from merope.train.config import ModelSection, TrainConfig
 from merope.train.loop import NonFiniteLoss, learning_rate, train
 from merope.train.model import build_model
 from merope.train.streams import Examples, WorldStream
@@ -239,3 +239,25 @@ def test_the_learning_rate_rises_stays_and_falls(tmp_path: Path) -> None:
     train(replace(config, run=replace(config.run, steps=2, validation_clips=0, sample_every=0)))
     logged = [json.loads(line)["learning_rate"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert logged == pytest.approx([0.1, 0.1])  # ¼ of the rise × ⅖ of the fall, then ½ × ⅕
+
+
+def test_training_goes_on_from_a_saved_model_and_branch(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path / "first", "run.steps=2"))
+    trained = tmp_path / "first" / "trained"
+    before = tiny_config(tmp_path / "second", "run.steps=1")
+    model = ModelSection(pretrained=str(trained), pretrained_branch=trained / "branch", trainable="all")
+    config = replace(before, model=replace(model, precision="fp32", gradient_checkpointing=False))
+    built = build_model(config, torch.device("cpu"), sharded=False).transformer.state_dict()
+    for file in trained.rglob("*.safetensors"):
+        for name, value in load_file(file).items():
+            index, _, rest = name.removeprefix("camera_blocks.").partition(".")
+            name = f"blocks.{index}.attn1.processor.{rest}" if file.parent.name == "branch" else name
+            assert torch.equal(built[name], value), name
+    train(config)
+    assert (tmp_path / "second" / "trained" / "branch").is_dir()
+    other = replace(config, branch=replace(config.branch, encoding="ucpe", encoding_options={}))
+    with pytest.raises(ValueError, match=r"pretrained_branch.*encoding = merope"):
+        build_model(other, torch.device("cpu"), sharded=False)
+    missing = replace(config, model=replace(config.model, pretrained_branch=tmp_path / "nothing"))
+    with pytest.raises(ValueError, match=r"pretrained_branch.*folder of a saved branch"):
+        build_model(missing, torch.device("cpu"), sharded=False)

@@ -26,8 +26,10 @@ SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 SCALE = 1 / math.sqrt(128)
 STEP = 64
 """Queries of one step of the backward pass; each camera's are padded to a multiple."""
-BOUND_ROWS = 256
-"""Tokens of which one block of threads finds the largest norm."""
+PARTS = 32
+"""Parts of a head's tokens of which blocks of threads find the largest norms."""
+FILLING_BLOCKS = 1024
+"""Blocks of 256 threads that a GPU with 132 multiprocessors needs to hide the latency of its memory."""
 SHARED_BYTES = 1024 + 7 * 32768 + 256  # alignment; queries and three stages of keys and values; barriers
 GRAD_SHARED_BYTES = 1024 + 6 * 32768 + 1024 + 256  # alignment; keys, values, stages and sums; rows; scale and barriers
 
@@ -77,19 +79,36 @@ def _forward(
     tiles = batch * heads * cameras * math.ceil(queries // cameras / TILE)
     with torch.cuda.device(q.device):
         kernels = module(q.device.index)
-        _pack_keys(k, v, packed, t)
-        kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1), 512, SHARED_BYTES, attend)
+        grid = _token_grid(padded, batch, heads)
+        kernels.launch(f"pack_keys_{SUFFIX[q.dtype]}", grid, 256, 0, _key_packing(k, v, packed, t))
+        kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1, 1), 512, SHARED_BYTES, attend)
     return out, lse
 
 
-def _pack_keys(k: Tensor, v: Tensor, packed: Tensor, t: HopperTables) -> None:
-    batch, heads, keys, _ = k.shape
+def _key_packing(k: Tensor, v: Tensor, packed: Tensor, t: HopperTables) -> PackParams:
+    _, heads, keys, _ = k.shape
     padded, own_tables = packed.shape[3], int(t.key_rotation.shape[0] > 1)
-    params = PackParams(
+    return PackParams(
         *(tokens(k), tokens(v), packed[0].data_ptr(), packed[1].data_ptr()),
         *(t.key_rotation.data_ptr(), t.key_native.data_ptr(), own_tables, heads, keys, padded),
     )
-    module(k.device.index).launch(f"pack_keys_{SUFFIX[k.dtype]}", (padded * 16 // 256, batch), 256, 0, params)
+
+
+def _token_grid(tokens_per_sample: int, batch: int, heads: int) -> tuple[int, int, int]:
+    """Blocks of 256 threads, 16 a token: of tokens, of samples, of groups of heads.
+
+    One group where that fills the GPU: a token's operators are then loaded once for all heads.
+    """
+    blocks = math.ceil(tokens_per_sample / 16)
+    return blocks, batch, min(heads, math.ceil(FILLING_BLOCKS / (blocks * batch)))
+
+
+def _bound_and_pack(grad: Tensor, k: Tensor, v: Tensor, part_bounds: Tensor, packed: Tensor, t: HopperTables) -> None:
+    batch, heads, queries, _ = grad.shape
+    blocks, _, groups = _token_grid(packed.shape[3], batch, heads)
+    grid = (PARTS * (2 * heads + math.ceil(blocks / PARTS) * groups), batch, 1)
+    params = BoundParams(_key_packing(k, v, packed, t), tokens(grad), part_bounds.data_ptr(), queries, groups)
+    module(k.device.index).launch(f"bound_and_pack_{SUFFIX[k.dtype]}", grid, 256, 0, params)
 
 
 _attend = torch.library.custom_op("merope::attend_hopper", _forward, mutates_args=(), device_types="cuda")
@@ -120,15 +139,14 @@ def _backward(
     grad_q, grad_k, grad_v = (x.new_empty((batch, x.shape[2], heads, 128)) for x in (q, k, v))
     packed = torch.empty((2, batch * heads, 2, padded, 64), dtype=torch.float16, device=q.device)
     packed_queries = packed.new_empty((2, batch * heads, 2, rows, 64))
-    bounds = lse.new_zeros((batch * heads, 2))
+    part_bounds, bounds = lse.new_empty((batch * heads, PARTS, 2)), lse.new_empty((batch * heads, 2))
     row_numbers = lse.new_empty((batch * heads, rows, 2))
-    sums = lse.new_zeros((batch * heads, rows // STEP, 2, 8, 128, 4))
+    sums = lse.new_empty((batch * heads, rows // STEP, 2, 8, 128, 4))
     by_query = [x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)]
     by_camera = [x.data_ptr() for x in (t.half_vectors, t.phasors, t.key_camera)]
-    bound = BoundParams(tokens(grad.transpose(1, 2)), tokens(v), bounds.data_ptr(), heads, queries, keys)
     pack = PackQueryParams(
         *(tokens(q), tokens(out.transpose(1, 2)), tokens(grad.transpose(1, 2)), lse.data_ptr(), *by_query),
-        *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), bounds.data_ptr()),
+        *(x.data_ptr() for x in (packed_queries[0], packed_queries[1], row_numbers, part_bounds, bounds, sums)),
         *(own_tables, heads, cameras, per_camera, padded_rows, queries),
     )
     gradients = GradParams(
@@ -144,12 +162,11 @@ def _backward(
     suffix = SUFFIX[q.dtype]
     with torch.cuda.device(q.device):
         kernels = module(q.device.index)
-        row_blocks = math.ceil(max(queries, keys) / BOUND_ROWS)
-        kernels.launch(f"bound_rows_{suffix}", (row_blocks, batch * heads), 256, 0, bound)
-        _pack_keys(k, v, packed, t)
-        kernels.launch(f"pack_queries_{suffix}", (rows * 16 // 256, batch), 256, 0, pack)
-        kernels.launch(f"gradients_{suffix}", (batch * heads * padded // TILE, 1), 384, GRAD_SHARED_BYTES, gradients)
-        kernels.launch(f"finish_queries_{suffix}", (math.ceil(queries * 16 / 256), batch), 256, 0, finish)
+        _bound_and_pack(grad.transpose(1, 2), k, v, part_bounds, packed, t)
+        kernels.launch(f"pack_queries_{suffix}", _token_grid(rows, batch, heads), 256, 0, pack)
+        grid = (batch * heads * padded // TILE, 1, 1)
+        kernels.launch(f"gradients_{suffix}", grid, 384, GRAD_SHARED_BYTES, gradients)
+        kernels.launch(f"finish_queries_{suffix}", _token_grid(queries, batch, heads), 256, 0, finish)
     return grad_q, grad_k, grad_v
 
 

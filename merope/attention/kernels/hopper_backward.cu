@@ -1,6 +1,6 @@
-// Gradients of MeRoPE's attention. `bound_rows` finds how large a head's numbers are, `pack_keys` and `pack_queries`
-// apply what factors per token and lay out operands, `gradients` does the work, `finish_queries` takes the queries'
-// gradients out of their layout.
+// Gradients of MeRoPE's attention. `bound_and_pack` finds how large a head's numbers are, it and `pack_queries` apply
+// what factors per token and lay out operands, `gradients` does the work, `finish_queries` takes the queries' gradients
+// out of their layout.
 //
 // A block of 128 keys walks over all queries of its head, camera by camera, 64 queries a step. When the camera changes,
 // its keys and values are turned anew from the packed ones, and so are the sums of their gradients, in registers: these
@@ -91,15 +91,21 @@ __device__ __forceinline__ CameraTables camera_tables(const GradParams& p, i64 t
     return {p.half_vectors + at * 9 * p.padded_keys + (i64)tile * 9 * kKeys, p.phasors + at * p.key_cameras * 3};
 }
 
-// Half 0 of one packed key (or value), from memory to its place in the shared tile.
-__device__ __forceinline__ void turn_row(uint4* to, const uint4* from, int swizzle, const KeyTurn& turn) {
-    uint4 w[2][4];
+// Half 0 of one packed key (or value), from memory to its place in the shared tile, and what turns it on the way.
+struct TurnedRow {
+    uint4 chunks[2][4];
+    KeyTurn turn;
+
+    __device__ __forceinline__ void load(const uint4* from, int swizzle) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) w[i / 4][i % 4] = __ldg(from + (i ^ swizzle));
-    turn_chunks(w[0], 0, turn), turn_chunks(w[1], 4, turn);
+        for (int i = 0; i < 8; ++i) chunks[i / 4][i % 4] = __ldg(from + (i ^ swizzle));
+    }
+    __device__ __forceinline__ void store(uint4* to, int swizzle) {
+        turn_chunks(chunks[0], 0, turn), turn_chunks(chunks[1], 4, turn);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i ^ swizzle] = w[i / 4][i % 4];
-}
+        for (int i = 0; i < 8; ++i) to[i ^ swizzle] = chunks[i / 4][i % 4];
+    }
+};
 
 // The sums of two keys in registers, their half 0 into a camera's view (sign 1) or out of it (-1). A reflection is its
 // own inverse. Word w of a chunk is with lane w of the quad: a triplet's dot product is a sum over the quad.
@@ -255,15 +261,19 @@ __device__ __forceinline__ void walk_queries(
     char* own_sums = shared + kStepSums + group * kStepBytes;
     const int keys_left = p.keys - tile * kKeys;
     const bool padded = keys_left < kKeys;
-    auto turn_tile = [&](int camera) {  // 64 own keys and values, one row a thread
-        const int operand = thread / 64, row = group * 64 + thread % 64;
-        const u16* head = (operand ? p.packed_v : p.packed_k) + pair * 2 * p.padded_keys * 64;
+    TurnedRow turned;  // 64 own keys and values, one row a thread
+    auto load_row = [&](int camera) {
+        const int row = group * 64 + thread % 64;
+        const u16* head = (thread < 64 ? p.packed_k : p.packed_v) + pair * 2 * p.padded_keys * 64;
+        const uint4* from = (const uint4*)(head + ((i64)tile * kKeys + row) * 64);
         const CameraTables view = camera_tables(p, tables, camera, tile);
-        char* to = shared + (operand ? kGradValues : kGradKeys);
-        KeyTurn turn;
-        turn.load_half_vectors(view.half_vectors + row);
-        turn.load_phasors(view.phasors + 3 * camera_of(row));
-        turn_row((uint4*)(to + row * 128), (const uint4*)(head + ((i64)tile * kKeys + row) * 64), row & 7, turn);
+        turned.turn.load_half_vectors(view.half_vectors + row);
+        turned.turn.load_phasors(view.phasors + 3 * camera_of(row));
+        turned.load(from, row & 7);
+    };
+    auto store_row = [&]() {
+        const int row = group * 64 + thread % 64;
+        turned.store((uint4*)(shared + (thread < 64 ? kGradKeys : kGradValues) + row * 128), row & 7);
         fence_async_proxy();
         named_sync<256>(5);
     };
@@ -277,9 +287,12 @@ __device__ __forceinline__ void walk_queries(
         const CameraTables view = camera_tables(p, tables, camera, tile);
         if (turn) {
             turn_sums(dk, dv, view, rows, row_cameras, lane, 1.f);
+            load_row(camera);  // in this branch, too: the compiler then starts its loads while sums turn
             named_sync<256>(1);  // nobody reads the tile in the last camera's view any more
+        } else {
+            load_row(camera);
         }
-        turn_tile(camera);
+        store_row();
         float s[32] = {}, d[32] = {};  // not before: their registers hold what turns
         barrier_wait(barriers + 8 * (kQueriesHere + (step & 1)), step / 2 & 1);
         pin(s), pin(d), pin(dk), pin(dv);

@@ -110,31 +110,35 @@ struct TokenTurn {  // a token's own operators on one chunk, or their transposes
     }
 };
 
-// A thread per key, half and chunk; all heads.
-template <bool kBf16> __device__ void pack_keys(const PackParams& p) {
-    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+// A thread per key, half and chunk; of the heads every `head_step`th.
+template <bool kBf16> __device__ void pack_keys(const PackParams& p, int block, int first_head, int head_step) {
+    const int index = block * blockDim.x + threadIdx.x;
     const int key = index / 16, sample = blockIdx.y;
     if (key >= p.padded_keys) return;
     const Chunk chunk((index / 8) & 1, index & 7);
     const bool padding = key >= p.keys;
     const i64 row = sample * p.tables_per_sample * p.keys + (padding ? 0 : key);
     const TokenTurn turn(chunk, chunk.half ? p.rotation + row * 9 : nullptr, p.native + row * 32, false);
-    for (int head = 0; head < p.heads; ++head) {
+    for (int head = first_head; head < p.heads; head += head_step) {
         const i64 row_to = ((i64)(sample * p.heads + head) * 2 + chunk.half) * p.padded_keys + key;
-#pragma unroll
-        for (int operand = 0; operand < 2; ++operand) {
-            const Tokens& from = operand ? p.v : p.k;
-            float x[8] = {};
-            if (!padding) chunk.load<kBf16>(x, from.data + sample * from.batch + head * from.head + key * from.token);
-            turn.apply(x, chunk);
-            if (!chunk.half && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
-            u16* to = (operand ? p.packed_v : p.packed_k) + row_to * 64 + 8 * (chunk.c ^ (key & 7));
-            *(uint4*)to = packed(x);
+        float k[8] = {}, v[8] = {};
+        if (!padding) {  // both before the first store: the compiler moves no load across it
+            chunk.load<kBf16>(k, p.k.data + sample * p.k.batch + head * p.k.head + key * p.k.token);
+            chunk.load<kBf16>(v, p.v.data + sample * p.v.batch + head * p.v.head + key * p.v.token);
         }
+        turn.apply(k, chunk), turn.apply(v, chunk);
+        if (!chunk.half && chunk.c < 6) k[4] = -k[4], k[5] = -k[5], v[4] = -v[4], v[5] = -v[5];  // see reflect
+        const i64 to = row_to * 64 + 8 * (chunk.c ^ (key & 7));
+        __stwb((uint4*)(p.packed_k + to), packed(k));  // an assignment becomes four stores
+        __stwb((uint4*)(p.packed_v + to), packed(v));
     }
 }
 
 extern "C" {
-__global__ void __launch_bounds__(256) pack_keys_bf16(const __grid_constant__ PackParams p) { pack_keys<true>(p); }
-__global__ void __launch_bounds__(256) pack_keys_fp16(const __grid_constant__ PackParams p) { pack_keys<false>(p); }
+__global__ void __launch_bounds__(256) pack_keys_bf16(const __grid_constant__ PackParams p) {
+    pack_keys<true>(p, blockIdx.x, blockIdx.z, gridDim.z);
+}
+__global__ void __launch_bounds__(256) pack_keys_fp16(const __grid_constant__ PackParams p) {
+    pack_keys<false>(p, blockIdx.x, blockIdx.z, gridDim.z);
+}
 }

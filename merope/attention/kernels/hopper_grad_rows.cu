@@ -1,10 +1,13 @@
-// Before and after the gradients' main kernel: how large a head's numbers are, queries and output gradients into its
-// layout, gradients of queries out.
+// Before and after the gradients' main kernel: how large a head's numbers are, operands into its layout, gradients of
+// queries out.
+
+constexpr int kParts = 32;  // of a head's tokens: a lane for each
 
 struct BoundParams {
-    Tokens grad, v;
-    u32* bounds;               // [batch * heads, 2], zeros before: see HeadScales
-    int heads, queries, keys;
+    PackParams pack;
+    Tokens grad;
+    float* part_bounds;        // [batch * heads, kParts, 2]
+    int queries, head_groups;  // heads are packed by so many blocks of threads side by side
 };
 
 struct PackQueryParams {
@@ -16,7 +19,9 @@ struct PackQueryParams {
     u16* packed_q;             // [batch * heads, 2 halves, cameras * padded rows, 64]
     u16* packed_grad;
     float2* rows;              // [batch * heads, cameras * padded rows]: what a score's exponent lacks, grad . out
-    const float2* bounds;
+    const float2* part_bounds;
+    float2* bounds;            // [batch * heads]: see HeadScales
+    float* sums;               // of GradParams: zeroed here
     i64 tables_per_sample;
     int heads, cameras, tokens_per_camera, padded_rows, queries;
 };
@@ -77,50 +82,81 @@ __device__ __forceinline__ float row_norm(const float (&x)[8], u32 lanes) {
     return most * sqrtf(sum);
 }
 
-// A block takes 256 tokens of one head, 16 lanes a token.
-template <bool kBf16> __device__ void bound_rows(const BoundParams& p) {
-    const int pair = blockIdx.y, sample = pair / p.heads, head = pair % p.heads;
+// Positive floats are ordered as their bits.
+__device__ __forceinline__ float warp_max(float x) {
+    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x)));
+}
+
+// A block finds the largest norm in one part of a head's output gradients (operand 0) or values (1), 16 lanes a token.
+template <bool kBf16> __device__ void bound_part(const BoundParams& p, int part, int head, int operand) {
+    constexpr int kAtOnce = 4;
+    const Tokens from = operand ? p.pack.v : p.grad;
+    const int sample = blockIdx.y, tokens = operand ? p.pack.keys : p.queries;
+    const int each = (tokens + kParts - 1) / kParts, end = min((part + 1) * each, tokens);
+    const u16* rows = from.data + sample * from.batch + head * from.head + threadIdx.x % 16 * 8;
+    float most = 0.f;
+    for (int token = part * each + threadIdx.x / 16; token < end; token += 16 * kAtOnce) {
+        uint4 w[kAtOnce];
 #pragma unroll
-    for (int operand = 0; operand < 2; ++operand) {
-        const Tokens& from = operand ? p.v : p.grad;
-        const u16* rows = from.data + sample * from.batch + head * from.head + threadIdx.x % 16 * 8;
-        const int end = min((int)(blockIdx.x + 1) * 256, operand ? p.keys : p.queries);
-        float most = 0.f;
-        for (int token = blockIdx.x * 256 + threadIdx.x / 16; token < end; token += 16) {
-            const uint4 w = __ldg((const uint4*)(rows + token * from.token));
-            const u32 words[4] = {w.x, w.y, w.z, w.w};
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int one = token + 16 * i;
+            w[i] = one < end ? __ldg((const uint4*)(rows + one * from.token)) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const u32 words[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
             float x[8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = widen<kBf16>((u16)(words[i / 2] >> 16 * (i % 2)));
+            for (int j = 0; j < 8; ++j) x[j] = widen<kBf16>((u16)(words[j / 2] >> 16 * (j % 2)));
             // fmaxf passes over NaN: such rows spoil what they are added to, and not the others' scale.
             most = fmaxf(most, row_norm(x, 0xffffu << (threadIdx.x & 16)));
         }
-        const u32 bits = __reduce_max_sync(~0u, __float_as_uint(most));  // positive floats are ordered as their bits
-        if (threadIdx.x % 32 == 0) atomicMax(p.bounds + 2 * pair + operand, bits);
     }
+    __shared__ float of_warps[8];
+    most = warp_max(most);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    most = warp_max(of_warps[threadIdx.x % 8]);
+    const i64 pair = (i64)sample * p.pack.heads + head;
+    if (threadIdx.x == 0) p.part_bounds[(pair * kParts + part) * 2 + operand] = most;
+}
+
+// Bounds and packed keys in one grid, part by part: values are read by both, the second time from the cache.
+template <bool kBf16> __device__ void bound_and_pack(const BoundParams& p) {
+    const int per_part = gridDim.x / kParts, bounding = 2 * p.pack.heads;
+    const int part = blockIdx.x / per_part, within = blockIdx.x % per_part;
+    if (within < bounding) return bound_part<kBf16>(p, part, within / 2, within % 2);
+    const int packing = (per_part - bounding) / p.head_groups, index = within - bounding;
+    pack_keys<kBf16>(p.pack, part * packing + index % packing, index / packing, p.head_groups);
 }
 
 // ---- into and out of the layout ------------------------------------------------------------------------------------
 
 template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  // a thread per row, half and chunk
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
-    const int row = index / 16, sample = blockIdx.y, all = p.cameras * p.padded_rows;
-    if (row >= all) return;
+    const int row = index / 16, sample = blockIdx.y, all = p.cameras * p.padded_rows;  // 16 rows a block, none is left
     const Chunk chunk((index / 8) & 1, index & 7);
     const int camera = row / p.padded_rows, within = row % p.padded_rows;
     const bool padding = within >= p.tokens_per_camera;
     const int token = padding ? 0 : camera * p.tokens_per_camera + within;
     const i64 at = sample * p.tables_per_sample * p.queries + token;
     const TokenTurn turn(chunk, (chunk.half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, true);
-    for (int head = 0; head < p.heads; ++head) {
+    for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {
         const i64 pair = (i64)sample * p.heads + head;
+        const float2 part = __ldg(p.part_bounds + pair * kParts + threadIdx.x % kParts);
+        const float lse = __ldg(p.lse + pair * p.queries + token);
         float q[8] = {}, g[8] = {}, o[8] = {};
         if (!padding) {
             chunk.load<kBf16>(q, p.q.data + sample * p.q.batch + head * p.q.head + token * p.q.token);
             chunk.load<kBf16>(g, p.grad.data + sample * p.grad.batch + head * p.grad.head + token * p.grad.token);
             chunk.load<kBf16>(o, p.out.data + sample * p.out.batch + head * p.out.head + token * p.out.token);
         }
-        const HeadScales scales(__ldg(p.bounds + pair));
+        float4* sums = (float4*)(p.sums + pair * all * 128) + blockIdx.x * 512 + threadIdx.x;  // the block's share
+        sums[0] = sums[256] = make_float4(0.f, 0.f, 0.f, 0.f);
+        const float2 bounds = make_float2(warp_max(part.x), warp_max(part.y));
+        if (index == 0) p.bounds[pair] = bounds;
+        const HeadScales scales(bounds);
         float dot = 0.f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) g[i] *= scales.grad(), dot += g[i] * o[i];
@@ -128,12 +164,11 @@ template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  
         for (int lane = 8; lane; lane /= 2) dot += __shfl_xor_sync(0xffffu << (threadIdx.x & 16), dot, lane);
         if ((index & 15) == 0)
             p.rows[pair * all + row] = padding ? make_float2(-infinity(), 0.f)
-                                               : make_float2(kWeightShift - p.lse[pair * p.queries + token] * kLog2E,
-                                                             dot * scales.error());
+                                               : make_float2(kWeightShift - lse * kLog2E, dot * scales.error());
         turn.apply(q, chunk), turn.apply(g, chunk);
         const i64 to = ((pair * 2 + chunk.half) * all + row) * 64 + 8 * (chunk.c ^ (row & 7));
-        *(uint4*)(p.packed_q + to) = packed(q);
-        *(uint4*)(p.packed_grad + to) = narrowed<false>(g);
+        __stwb((uint4*)(p.packed_q + to), packed(q));
+        __stwb((uint4*)(p.packed_grad + to), narrowed<false>(g));
     }
 }
 
@@ -147,7 +182,7 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
     const TokenTurn turn(chunk, (chunk.half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, false);
     // Sums lie as the tensor cores left them: thread, then element (see the softmax of hopper_forward.cu).
     const int r = row % 64, thread = r / 16 * 32 + r % 8 * 4;
-    for (int head = 0; head < p.heads; ++head) {
+    for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {
         const i64 pair = (i64)sample * p.heads + head;
         const float* from = p.sums + ((pair * (all / 64) + row / 64) * 2 + chunk.half) * 4096
                             + (chunk.c * 128 + thread) * 4 + (r / 8 & 1) * 2;
@@ -162,12 +197,16 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
 }
 
 extern "C" {
-__global__ void __launch_bounds__(256) bound_rows_bf16(const __grid_constant__ BoundParams p) { bound_rows<true>(p); }
-__global__ void __launch_bounds__(256) bound_rows_fp16(const __grid_constant__ BoundParams p) { bound_rows<false>(p); }
-__global__ void __launch_bounds__(256) pack_queries_bf16(const __grid_constant__ PackQueryParams p) {
+__global__ void __launch_bounds__(256) bound_and_pack_bf16(const __grid_constant__ BoundParams p) {
+    bound_and_pack<true>(p);
+}
+__global__ void __launch_bounds__(256) bound_and_pack_fp16(const __grid_constant__ BoundParams p) {
+    bound_and_pack<false>(p);
+}
+__global__ void __launch_bounds__(256, 3) pack_queries_bf16(const __grid_constant__ PackQueryParams p) {
     pack_queries<true>(p);
 }
-__global__ void __launch_bounds__(256) pack_queries_fp16(const __grid_constant__ PackQueryParams p) {
+__global__ void __launch_bounds__(256, 3) pack_queries_fp16(const __grid_constant__ PackQueryParams p) {
     pack_queries<false>(p);
 }
 __global__ void __launch_bounds__(256) finish_queries_bf16(const __grid_constant__ FinishParams p) {

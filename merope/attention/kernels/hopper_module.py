@@ -52,9 +52,10 @@ class AttendParams(ctypes.Structure):
 
 class BoundParams(ctypes.Structure):
     _fields_ = [
-        *((name, Tokens) for name in ("grad", "v")),
-        ("bounds", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("heads", "queries", "keys")),
+        ("pack", PackParams),
+        ("grad", Tokens),
+        ("part_bounds", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("queries", "head_groups")),
     ]
 
 
@@ -62,7 +63,7 @@ class PackQueryParams(ctypes.Structure):
     _fields_ = [
         *((name, Tokens) for name in ("q", "out", "grad")),
         *((name, ctypes.c_void_p) for name in ("lse", "disparity", "rotation", "native", "packed_q", "packed_grad")),
-        *((name, ctypes.c_void_p) for name in ("rows", "bounds")),
+        *((name, ctypes.c_void_p) for name in ("rows", "part_bounds", "bounds", "sums")),
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("heads", "cameras", "tokens_per_camera", "padded_rows", "queries")),
     ]
@@ -104,12 +105,14 @@ class Module:
         self._functions: dict[str, ctypes.c_void_p] = {}
         _check("loading the kernels", self._driver.cuModuleLoadData(ctypes.byref(self._handle), cubin))
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, params: ctypes.Structure) -> None:
+    def launch(
+        self, name: str, grid: tuple[int, int, int], threads: int, shared: int, params: ctypes.Structure
+    ) -> None:
         if name not in self._functions:
             self._functions[name] = self._function(name, shared)
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(params), ctypes.c_void_p))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        shape = (*grid, 1, threads, 1, 1, shared)
+        shape = (*grid, threads, 1, 1, shared)
         _check(name, self._driver.cuLaunchKernel(self._functions[name], *shape, stream, arguments, None))
 
     def _function(self, name: str, shared: int) -> ctypes.c_void_p:
