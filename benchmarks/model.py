@@ -65,6 +65,7 @@ from train_step import (
 )
 
 from merope.adapters.wan import detach
+from merope.bench.provenance import commit
 from merope.train.model import Model
 
 LOOP_STEPS = 50
@@ -180,8 +181,10 @@ class Results:
         self.path, self.about = path, about
         before = json.loads(path.read_text()) if path.exists() else {}
         same = before.get("machine") == about
+        self.commits = {commit()}
         self.gate: Row | None = before.get("gate") if same else None
         self.kept: list[Row] = [row for row in before.get("rows", []) if same and row["what"] not in parts]
+        self.commits |= set(before["commit"].split(", ")) if self.kept else set()
         self.rows: dict[tuple[object, ...], list[Row]] = {}
 
     def put(self, key: tuple[object, ...], rows: list[Row]) -> None:
@@ -189,7 +192,8 @@ class Results:
         self.rows[key] = rows
         self.path.parent.mkdir(parents=True, exist_ok=True)
         everything = self.kept + [row for group in self.rows.values() for row in group]
-        whole = {"machine": self.about, "commit": "", "gate": self.gate, "rows": everything}
+        commits = ", ".join(sorted(self.commits))
+        whole = {"machine": self.about, "commit": commits, "gate": self.gate, "rows": everything}
         beside = self.path.with_suffix(".tmp")
         beside.write_text(json.dumps(whole, indent=1))
         beside.replace(self.path)

@@ -63,7 +63,9 @@ def between(name: str, factor: float = 1.0) -> Cell:
 
 
 def table(rows: Sequence[Row], columns: dict[str, Cell]) -> str:
-    """Markdown."""
+    """Markdown; a table without rows says that it is open."""
+    if not rows:
+        return "Open: not measured yet."
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return "\n".join([*lines, *("| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows)])
 

@@ -22,6 +22,7 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import attach
+from merope.bench.provenance import commit
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.trajectories import driving_path
@@ -200,7 +201,7 @@ def main() -> None:
             rows.append(row)
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({**about, "commit": "", "rows": rows}, indent=1))
+    options.out.write_text(json.dumps({**about, "commit": commit(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -81,14 +81,11 @@ class DemoConfig:
     @property
     def run_device(self) -> torch.device:
         """The device itself; one that is not there is refused."""
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            raise invalid("device", "auto or one of torch's", repr(self.device), "use auto, cpu or cuda") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise invalid("device", "cpu on a machine without CUDA", name, "leave it out")
-        return device
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        here = ["cpu", *(["cuda", *gpus] if gpus else [])]
+        if self.device not in ("auto", *here):
+            raise invalid("device", f"auto or, on this machine, {', '.join(here)}", repr(self.device), "use auto")
+        return torch.device(("cuda" if gpus else "cpu") if self.device == "auto" else self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,13 +226,14 @@ def table(drives: Sequence[Drive]) -> str:
     lines = [
         "Poses recovered from the generated video, against the command; floor: the same on a true, noisy render.",
         "",
-        f"{'path':<12}{'rot°':>8}{'tr %':>8}{'ATE m':>8}{'PSNR dB':>9}{'no pose':>10}{'floor rot°':>13}{'tr %':>7}",
+        f"{'path':<12}{'rot°':>8}{'metric tr%':>12}{'ATE m':>8}{'PSNR dB':>9}{'no pose':>10}"
+        f"{'floor rot°':>13}{'metric tr%':>12}",
     ]
     for drive in drives:
         own, floor = drive.metrics, drive.floor.metrics
-        cells = f"{_cell(own.rot_deg):>8}{_cell(own.metric_tr_percent):>8}{_cell(own.ate_m):>8}{drive.psnr_db:9.1f}"
+        cells = f"{_cell(own.rot_deg):>8}{_cell(own.metric_tr_percent):>12}{_cell(own.ate_m):>8}{drive.psnr_db:9.1f}"
         lost = f"{own.frames - own.valid_frames} of {own.frames}"
-        ground = f"{_cell(floor.rot_deg, 3):>13}{_cell(floor.metric_tr_percent, 3):>7}"
+        ground = f"{_cell(floor.rot_deg, 3):>13}{_cell(floor.metric_tr_percent, 3):>12}"
         lines.append(f"{drive.name:<12}{cells}{lost:>10}{ground}")
     return "\n".join([*lines, ""])
 

@@ -37,6 +37,10 @@ class Film:
         recovered = self.recovered[: until + 1][self.valid[: until + 1]]
         return {"commanded": self.commanded} | ({"recovered": recovered} if len(recovered) else {})
 
+    def above_caption(self, t: int) -> str:
+        """Over the paths at a frame: where it has no pose, the recovered dot stays at the last one that was found."""
+        return "from above" if self.valid[t] else "from above: no pose found here"
+
 
 def film_frames(film: Film) -> Tensor:  # uint8 [T, H', W', 3], H' and W' even
     """The video of a path: true render, generated, and the paths from above, growing with time."""
@@ -49,7 +53,7 @@ def film_frames(film: Film) -> Tensor:  # uint8 [T, H', W', 3], H' and W' even
         panels = (
             _captioned(true[t], f"{film.title}: what the commanded camera would see"),
             _captioned(generated[t], f"{state}, {t / film.frame_rate_hz:.2f} s"),
-            _captioned(above, "from above"),
+            _captioned(above, film.above_caption(t)),
         )
         frames.append(_side_by_side(panels, width * 2 + height))
     return torch.stack(frames)
@@ -80,7 +84,8 @@ def _poster_rows(film: Film) -> Tensor:  # uint8 [H', W', 3]
     height = columns[0].shape[0] - CAPTION_PX
     above = birdseye_image(film.paths(last), height, height, frame=last)
     width = sum(column.shape[1] for column in columns) + height
-    return pad(_side_by_side((*columns, _captioned(above, "from above")), width), (0, 0, 0, 0, 0, GAP_PX), value=WHITE)
+    caption = f"from above, {int(film.valid.sum())} of {last + 1} poses found"
+    return pad(_side_by_side((*columns, _captioned(above, caption)), width), (0, 0, 0, 0, 0, GAP_PX), value=WHITE)
 
 
 def enlarged(video: Tensor, factor: int) -> Tensor:  # uint8 [T, H, W, 3] -> uint8 [T, f · H, f · W, 3]

@@ -225,6 +225,7 @@ def test_only_recovered_frames_are_drawn() -> None:
     path, video = straight_drive(4), torch.zeros(4, 36, 64, 3, dtype=torch.uint8)
     film = Film("left", video, video, path, path, valid, 1, 4.0)
     assert [len(film.paths(t)["recovered"]) for t in range(4)] == [1, 2, 2, 3]
+    assert ["no pose" in film.above_caption(t) for t in range(4)] == [False, False, True, False]
     assert "recovered" not in replace(film, valid=~torch.ones(4, dtype=torch.bool)).paths(3)
     assert film_frames(film).shape == (4, 28 + 144, 2 * 256 + 144 + 16, 3)
 
@@ -252,8 +253,18 @@ def refusals(model: Path, scratch: Path) -> Mapping[str, tuple[list[str], str]]:
         "missing model": (["--model", f"{scratch}/nowhere"], "model folder"),
         "missing branch": (["--model", f"{scratch}/no_branch"], "branch folder"),
         "device": (["--device", "toaster"], "toaster"),
+        "device that cannot run it": (["--device", "meta"], "meta"),
+        "device that is not here": (["--device", "cuda:99"], "cuda:99"),
         "out": (["--out", f"{scratch}/words.txt"], "can be written to"),
     }
+
+
+def test_the_command_drives_what_the_config_says_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture and the numbers in the docs are those of a plain `merope demo`."""
+    given: list[DemoConfig] = []
+    monkeypatch.setattr(merope.demo, "run", lambda config: given.append(config) or [])
+    assert main(["demo"]) == 0
+    assert given == [DemoConfig(out=Path("outputs/demo"))]
 
 
 def test_bad_input_is_refused_before_weights_are_read(

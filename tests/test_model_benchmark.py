@@ -147,6 +147,16 @@ def test_results_keep_other_parts_of_the_same_machine(tmp_path: Path) -> None:
     assert [row["what"] for row in json.loads(path.read_text())["rows"]] == ["branch"]
 
 
+def test_results_say_of_which_trees_their_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, about = tmp_path / "rows.json", {"gpu": "one"}
+    for part, tree in (("train", "aaa"), ("branch", "bbb"), ("branch", "ccc")):
+        monkeypatch.setattr(model, "commit", lambda tree=tree: tree)
+        Results(path, [part], about).put((part,), [{"what": part}])
+    assert json.loads(path.read_text())["commit"] == "aaa, bbb, ccc"
+    Results(path, ["train", "branch"], about).put(("train",), [{"what": "train"}])
+    assert json.loads(path.read_text())["commit"] == "ccc"
+
+
 def test_tables_and_picture_from_the_rows(scene: Scene, denoised_rows: list[Row], tmp_path: Path) -> None:
     rows = denoised_rows + branch_rows(CLIP, 4, False, SMALL, CPU, repeats=1) + forward_rows(scene, 1, (1,))
     draw(rows, tmp_path / "cost.png")
@@ -157,4 +167,5 @@ def test_tables_and_picture_from_the_rows(scene: Scene, denoised_rows: list[Row]
     once = filled(PAGE.read_text(), by_name)
     assert "| MeRoPE, paper's way | eager |" in once
     assert filled(once, by_name) == once
+    assert tables([])["forward"] == "Open: not measured yet."
     assert set(re.findall(r"<!-- rows ([\w-]+) -->", once)) == set(by_name)

@@ -3,7 +3,6 @@
 from dataclasses import asdict, replace
 from typing import Any, Self
 
-import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
@@ -23,7 +22,7 @@ from merope.adapters.branch_config import (
     make_features,
 )
 from merope.adapters.camera_attention import CameraAttention, CameraProcessor, QKNorm, plan_dtype
-from merope.adapters.conditioning import CameraCondition
+from merope.adapters.conditioning import CameraCondition, attended_dtype
 from merope.adapters.history import (
     HistoryPath,
     HistoryReferences,
@@ -192,12 +191,6 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
         cameras, times = matched_batch(cameras.to(latents.device), times, batch)
         return CameraCondition(cameras, (height // patch_rows, width // patch_columns), times)
-
-
-def attended_dtype(latents: Tensor) -> torch.dtype:
-    """The dtype in which blocks will attend."""
-    device = latents.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else latents.dtype
 
 
 def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCondition:

@@ -83,6 +83,10 @@ class CameraRotary(tuple[Tensor, Tensor]):
         rotary.references = references
         return rotary
 
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What copies and pickles are made of; a tuple's own are its items alone."""
+        return self.native, self.condition, self.references
+
     @property
     def native(self) -> tuple[Tensor, Tensor]:
         """The rotary embedding alone."""
@@ -226,8 +230,15 @@ def _key(
         tuple(latents.shape),
         latents.device,
         latents.dtype == torch.float64,
+        attended_dtype(latents),  # kernels' tables are made for one
         torch.is_inference_mode_enabled(),  # what is made there cannot be trained with
     )
+
+
+def attended_dtype(latents: Tensor) -> torch.dtype:
+    """The dtype in which blocks will attend."""
+    device = latents.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else latents.dtype
 
 
 def _tensors(cameras: Cameras, history: HistoryReferences | None) -> list[Tensor]:

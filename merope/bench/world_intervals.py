@@ -50,13 +50,16 @@ def _clip_values(clips: Sequence[Mapping[str, Any]], metric: str, lens: str | No
 
 
 def interval(of: Grid) -> Interval:
-    """The mean over clips with a number, and the central 95 % of its resampled means; `count` counts such clips."""
+    """The mean over clips with a number, and the central 95 % of its resampled means; `count` counts such clips.
+
+    No interval where all numbers are of one world and one seed, however many failed beside it.
+    """
     has_number = ~np.isnan(of.values)
     sums = np.where(has_number, of.values, 0.0).sum(axis=-1)
     counts = has_number.sum(axis=-1, dtype=np.float64)
     total = float(counts.sum())
     mean = float(sums.sum()) / total if total else math.nan
-    if sums.size < 2 or not total:
+    if (counts > 0).sum() < 2:  # one world of one seed: every draw of it is the same
         return Interval(mean, math.nan, math.nan, int(total))
     seed_weights, world_weights = _weights("seeds", sums.shape[0]), _weights("worlds", sums.shape[1])
     top, bottom = (((seed_weights @ table) * world_weights).sum(axis=-1) for table in (sums, counts))

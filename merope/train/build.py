@@ -24,7 +24,7 @@ def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
     seed, batch_size = config.run.seed, config.run.batch_size
     kind = WorldStream if config.history is None else partial(WorldHistoryStream, history=config.history)
     stream = kind(clips, seed, batch_size, share, text_dim, model.device, data.noise_draws)
-    return Ahead(stream) if model.device.type == "cuda" else stream
+    return Ahead(stream, config.run.steps) if model.device.type == "cuda" else stream
 
 
 def world_clips(config: TrainConfig) -> WorldClips:

@@ -48,9 +48,7 @@ class ModelSection:
 
     pretrained: str | None = None
     architecture: dict[str, Any] | None = None  # arguments of WanTransformer3DModel
-    pretrained_branch: Path | None = (
-        None  # a saved branch to go on from; None: a fresh one, which adds nothing at first
-    )
+    pretrained_branch: Path | None = None  # a saved branch to go on from; None: a fresh one, which adds nothing
     trainable: Literal["branch", "all"] = "branch"
     precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; trained weights are always kept in fp32
     gradient_checkpointing: bool = True
@@ -183,7 +181,7 @@ class OptimiserSection:
 
     learning_rate: float = 1e-5
     warmup_steps: int = 0  # the rate rises to its value over the first steps
-    decay_steps: int = 0  # and falls to zero over the last ones
+    decay_steps: int = 0  # and falls towards zero over the last of run.steps, which then may not change any more
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.01
@@ -233,6 +231,9 @@ class TrainConfig:
         if self.branch == "none" and self.model.trainable == "branch":
             fix = 'add [branch], or train all weights with trainable = "all"'
             raise invalid("model.trainable", "something to train", "no branch", fix)
+        if self.branch == "none" and self.model.pretrained_branch is not None:
+            got = self.model.pretrained_branch
+            raise invalid("model.pretrained_branch", "left out without [branch]", got, "add [branch]")
         if self.branch != "none" and self.branch.integration == "rerope" and self.model.trainable == "branch":
             raise invalid("model.trainable", '"all" for rerope', '"branch"', "rerope adds no weights of its own")
         self._check_history()
@@ -257,6 +258,8 @@ class TrainConfig:
         table = {name: value for name, value in asdict(self).items() if name not in RESUMABLE}
         for section, name in (("data", "workers"), ("model", "gradient_checkpointing")):
             table[section].pop(name, None)
+        if self.optimiser.decay_steps:
+            table["steps"] = self.run.steps  # where the rate falls
         return table | {"seed": self.run.seed, "batch_size": self.run.batch_size}
 
 

@@ -16,8 +16,8 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 
 from merope.adapters.camera_attention import CameraAttention, plan_dtype
-from merope.adapters.camera_branch import CameraBranch, attended_dtype
-from merope.adapters.conditioning import CameraCondition, CameraRotary
+from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.conditioning import CameraCondition, CameraRotary, attended_dtype
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attached_branch, camera_input
 from merope.attention.dispatch import make_ready

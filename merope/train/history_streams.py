@@ -36,6 +36,11 @@ class WorldHistoryStream(WorldStream):
             seed = self._training_seed(step, place // self.noise_draws)
             yield self._with_history(seed, place, step, self.history.conflict_rate)
 
+    @property
+    def steps_at_once(self) -> int:
+        """One: together they take no less time."""
+        return 1
+
     def steps(self, numbers: Sequence[int]) -> list[list[Examples]]:
         """One clip at a time: references stand in different places of every world."""
         return [list(self.step(number)) for number in numbers]

@@ -31,7 +31,7 @@ BRANCH_SEED_OFFSET = 1
 
 KIND_OF_BRANCH = (
     *("base", "encoding", "encoding_options", "integration", "compression", "blocks"),
-    *("qk_norm", "carve", "history"),
+    *("qk_norm", "carve", "translation_scale", "history"),
 )
 """What must agree between a saved branch and the config that goes on from it."""
 
@@ -131,18 +131,7 @@ def _saved_branch(folder: Path, like: CameraBranch) -> CameraBranch:
     if not folder.is_dir():
         raise invalid("model.pretrained_branch", "the folder of a saved branch", folder, "train one, or leave it out")
     saved = CameraBranch.from_pretrained(folder)
-    names = (
-        "base",
-        "encoding",
-        "encoding_options",
-        "integration",
-        "compression",
-        "blocks",
-        "qk_norm",
-        "carve",
-        "history",
-    )
-    differing = [name for name in names if _as_json(saved.config[name]) != _as_json(like.config[name])]
+    differing = [name for name in KIND_OF_BRANCH if _as_json(saved.config[name]) != _as_json(like.config[name])]
     if differing:
         got = ", ".join(f"{name} = {saved.config[name]}" for name in differing)
         raise invalid("model.pretrained_branch", "a branch like that of [branch]", got, "make [branch] the same")

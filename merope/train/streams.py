@@ -17,6 +17,10 @@ from merope.adapters.history import HistoryReferences
 from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
 from merope.geometry.cameras import Cameras
 
+BYTES_AT_ONCE = 1 << 32
+"""Of clips that are rendered together; the loop holds twice as much."""
+MOST_STEPS_AT_ONCE = 32
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -74,6 +78,13 @@ class WorldStream:
     text_dim: int
     device: torch.device
     noise_draws: int = 1  # neighbouring places that share a clip
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps that `steps` should be asked for together: no more than fit a few GiB."""
+        clips, each = self.batch_size // self.share.ranks, self.clips
+        step_bytes = clips * each.frames * each.height * each.width * 3 * torch.float32.itemsize
+        return min(max(BYTES_AT_ONCE // step_bytes, 1), MOST_STEPS_AT_ONCE)
 
     def step(self, step: int) -> Iterator[Examples]:
         yield from self._rendered(self._wanted(step))
@@ -136,22 +147,32 @@ class WorldStream:
 
 
 class Ahead:
-    """A stream without a state, some steps ahead: while a GPU trains on them, a thread prepares the next ones."""
+    """A stream without a state, some steps ahead: while a GPU trains on them, a thread prepares the next ones.
 
-    STEPS = 32
+    It prepares none beyond the run's last step, and one group of steps at a time: all that an exit has to wait for.
+    """
 
-    def __init__(self, stream: WorldStream) -> None:
+    def __init__(
+        self,
+        stream: WorldStream,
+        steps: int,  # of the whole run
+    ) -> None:
         self.stream = stream
+        self.steps = steps
         self._thread = ThreadPoolExecutor(1)
         self._groups: dict[int, Future[list[list[Examples]]]] = {}
 
     def step(self, step: int) -> Iterator[Examples]:
-        group, place = divmod(step, self.STEPS)
-        self._groups = {number: self._group(number) for number in (group, group + 1)}
-        yield from self._groups[group].result()[place]
+        group, place = divmod(step, self.stream.steps_at_once)
+        self._groups = {group: self._group(group)} | {n: f for n, f in self._groups.items() if n > group}
+        examples = self._groups[group].result()[place]
+        if (group + 1) * self.stream.steps_at_once < self.steps:
+            self._groups[group + 1] = self._group(group + 1)
+        yield from examples
 
     def _group(self, group: int) -> Future[list[list[Examples]]]:
-        steps = range(group * self.STEPS, (group + 1) * self.STEPS)
+        size = self.stream.steps_at_once
+        steps = range(group * size, min((group + 1) * size, self.steps))
         return self._groups.get(group) or self._thread.submit(self.stream.steps, steps)
 
     def held_out(self, count: int) -> Iterator[Examples]:

@@ -1,5 +1,7 @@
 """The plan is made once per clip, and never a stale one."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -130,6 +132,20 @@ def test_a_rank_with_some_frames_attends_to_the_keys_of_all() -> None:
     assert camera_input(transformer).branch is branch
 
 
+def test_tables_are_made_ready_for_every_precision_of_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled block can only find them."""
+    made_for: list[torch.dtype] = []
+    monkeypatch.setattr("merope.adapters.camera_branch.make_ready", lambda _, dtype: made_for.append(dtype))
+    transformer, clip = tiny_wan(num_layers=2), cameras()
+    attach(transformer, tiny_config())
+    prepared = camera_input(transformer)
+    latents = tiny_inputs()["hidden_states"]
+    for enabled in (False, True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            prepared.condition(clip, latents, None)
+    assert made_for == [torch.float32, torch.bfloat16]
+
+
 def test_accelerate_moves_what_blocks_are_given() -> None:
     """Models spread over devices send a block's arguments to its device; plans must go along."""
     transformer = tiny_wan()
@@ -142,3 +158,13 @@ def test_accelerate_moves_what_blocks_are_given() -> None:
     assert isinstance(moved, CameraRotary)
     tensors = [*moved, moved.condition.cameras.world_from_camera, *moved.condition.plan.tensors().values()]
     assert all(x.is_meta for x in tensors)
+
+
+def test_what_blocks_are_given_can_be_copied_and_pickled() -> None:
+    """As calibration tools do, which keep the inputs of a block."""
+    ready = attach(tiny_wan(), tiny_config()).prepare(cameras(), tiny_inputs()["hidden_states"])
+    rotary = CameraRotary((torch.rand(1, 18, 1, 24), torch.rand(1, 18, 1, 24)), ready, torch.rand(2, 6, 48))
+    for twin in (copy.copy(rotary), copy.deepcopy(rotary), pickle.loads(pickle.dumps(rotary))):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(twin, rotary, strict=True))
+        assert torch.equal(twin.references, rotary.references)
+        assert torch.equal(twin.condition.cameras.world_from_camera, ready.cameras.world_from_camera)

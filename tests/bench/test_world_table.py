@@ -82,6 +82,18 @@ def test_clips_without_a_number_are_left_out_of_both_rows_of_a_difference() -> N
     assert math.isnan(nothing.low)
 
 
+def test_numbers_of_a_single_world_have_no_interval_and_no_verdict() -> None:
+    values = np.full((2, 32, 3), math.nan)
+    values[1, 4] = 5.0
+    found = interval(Grid((0, 1), values))
+    assert (found.mean, found.count) == (5.0, 3)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert verdict(found, "merope") == "not separated"
+    values[1, 5] = 7.0
+    assert interval(Grid((0, 1), values)).low == 5.0
+
+
 def test_a_difference_is_of_common_seeds_and_pairs_worlds() -> None:
     difficulty = np.random.default_rng(6).uniform(0, 100, (1, 32, 1))
     row = Grid((0, 1, 5), np.broadcast_to(difficulty + 0.5, (3, 32, 3)).copy())

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from safetensors.torch import load_file
 
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import load_branch
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
@@ -241,6 +243,13 @@ def test_the_learning_rate_rises_stays_and_falls(tmp_path: Path) -> None:
     assert logged == pytest.approx([0.1, 0.1])  # ¼ of the rise × ⅖ of the fall, then ½ × ⅕
 
 
+def test_a_run_whose_rate_falls_has_a_fixed_end(tmp_path: Path) -> None:
+    options = ("optimiser.decay_steps=2", "run.validation_clips=0", "run.sample_every=0")
+    train(tiny_config(tmp_path, "run.steps=2", *options))
+    with pytest.raises(ValueError, match="steps: 2 before, 4 now"):
+        train(tiny_config(tmp_path, "run.steps=4", *options))
+
+
 def test_training_goes_on_from_a_saved_model_and_branch(tmp_path: Path) -> None:
     train(tiny_config(tmp_path / "first", "run.steps=2"))
     trained = tmp_path / "first" / "trained"
@@ -258,6 +267,15 @@ def test_training_goes_on_from_a_saved_model_and_branch(tmp_path: Path) -> None:
     other = replace(config, branch=replace(config.branch, encoding="ucpe", encoding_options={}))
     with pytest.raises(ValueError, match=r"pretrained_branch.*encoding = merope"):
         build_model(other, torch.device("cpu"), sharded=False)
+    scaled = CameraBranch.for_transformer(
+        WanTransformer3DModel.from_pretrained(trained / "transformer"), replace(other.branch, translation_scale=0.5)
+    )
+    scaled.save_pretrained(tmp_path / "scaled")
+    other = replace(other, model=replace(config.model, pretrained_branch=tmp_path / "scaled"))
+    with pytest.raises(ValueError, match=r"pretrained_branch.*translation_scale = 0.5"):
+        build_model(other, torch.device("cpu"), sharded=False)
+    with pytest.raises(ValueError, match=r"pretrained_branch.*without \[branch\]"):
+        replace(config, branch="none")
     missing = replace(config, model=replace(config.model, pretrained_branch=tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"pretrained_branch.*folder of a saved branch"):
         build_model(missing, torch.device("cpu"), sharded=False)

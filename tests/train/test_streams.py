@@ -1,5 +1,7 @@
 """Streams of world clips: the same clips for any split over ranks, shared renders, and one step ahead."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -55,11 +57,40 @@ def test_noise_draws_share_a_clip() -> None:
 
 
 def test_steps_ahead_give_the_same_clips() -> None:
-    ahead = Ahead(stream())
-    for step in (0, 1, Ahead.STEPS - 1, Ahead.STEPS, 3 * Ahead.STEPS + 2):
+    ahead = Ahead(stream(), steps=200)
+    for step in (0, 1, 31, 32, 3 * 32 + 2):
         expected, got = by_place(list(stream().step(step))), by_place(list(ahead.step(step)))
         assert [expected[place][0] for place in range(4)] == [got[place][0] for place in range(4)]
         assert all(torch.equal(expected[place][1], got[place][1]) for place in range(4))
+
+
+def test_nothing_is_prepared_beyond_the_run_and_errors_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[range] = []
+
+    def noted(_: WorldStream, numbers: range) -> list[list[int]]:
+        asked.append(numbers)
+        return [[number] for number in numbers]
+
+    monkeypatch.setattr(WorldStream, "steps", noted)
+    ahead = Ahead(stream(), steps=35)
+    got: list[Any] = [list(ahead.step(step)) for step in range(35)]
+    assert got == [[step] for step in range(35)]
+    ahead._thread.shutdown()
+    assert asked == [range(32), range(32, 35)]
+
+    def fail(_: WorldStream, numbers: range) -> list[list[Examples]]:
+        raise RuntimeError(f"steps {numbers} cannot be rendered")
+
+    monkeypatch.setattr(WorldStream, "steps", fail)
+    with pytest.raises(RuntimeError, match="cannot be rendered"):
+        list(Ahead(stream(), steps=35).step(0))
+
+
+def test_large_clips_are_prepared_fewer_at_a_time() -> None:
+    shipped = WorldStream(WorldClips(frames=13, height=72, width=128), 5, 48, Share(0, 1, 48), 8, CPU, noise_draws=4)
+    large = WorldStream(WorldClips(frames=49, height=288, width=512), 5, 64, Share(0, 1, 1), 8, CPU)
+    assert shipped.steps_at_once == 32
+    assert large.steps_at_once == 1  # 32 steps would be 165 GiB
 
 
 def test_lenses_are_drawn_per_clip_within_their_ranges() -> None:
