@@ -189,7 +189,7 @@ def rows_of(shape: tuple[int, int, int, int], methods: list[str], backward: bool
     return rows
 
 
-def scenes() -> dict[str, Cameras]:
+def scenes(device: str = "cuda") -> dict[str, Cameras]:
     """Where geometry is ordinary, and where it is degenerate."""
     lens = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)
     straight = torch.eye(4, dtype=torch.float64).repeat(5, 1, 1)
@@ -197,9 +197,9 @@ def scenes() -> dict[str, Cameras]:
     coincident = straight.clone()
     coincident[:3] = straight[1]
     return {
-        "curved": driving_cameras(1, 5, "cuda"),
-        "straight": Cameras(straight, lens).to("cuda"),
-        "coincident": Cameras(coincident, lens).to("cuda"),
+        "curved": driving_cameras(1, 5, device),
+        "straight": Cameras(straight, lens).to(device),
+        "coincident": Cameras(coincident, lens).to(device),
     }
 
 
