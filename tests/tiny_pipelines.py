@@ -19,6 +19,8 @@ from merope.pipeline.camera_video import CameraVideoPipeline
 
 HEIGHT, WIDTH = 32, 64  # one row of two tokens with TI2V's strides
 LENS = Pinhole(50.0, 50.0, WIDTH / 2, HEIGHT / 2, WIDTH, HEIGHT)
+SIZE = {"height": HEIGHT, "width": WIDTH}
+SHORT = {**SIZE, "num_frames": 13, "num_inference_steps": 2}
 WORDS = ["<pad>", "</s>", "<unk>", "a", "street", "at", "night", "rain"]
 
 
@@ -94,3 +96,11 @@ def video(count: int, height: int = HEIGHT, width: int = WIDTH, seed: int = 0) -
 
 def dice(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def euler() -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(shift=3.0)
+
+
+def latents_of(pipe: CameraVideoPipeline, *args: Any, **options: Any) -> Tensor:  # [B, C, T, h, w]
+    return pipe(*args, **{**SHORT, "generator": dice(), "output_type": "latent", **options}).frames
