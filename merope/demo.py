@@ -20,7 +20,7 @@ from torch import Tensor
 
 from merope.adapters.wan import load_branch
 from merope.bench.world import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
-from merope.bench.world_scores import Score, psnr_db, score_floor
+from merope.bench.world_scores import Score, score_clip, score_floor
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.data.video import write_image, write_video
@@ -30,7 +30,7 @@ from merope.demo_pictures import Film, film_frames, poster, stacked_films
 from merope.errors import invalid
 from merope.evaluate.discover import ClipName, Problem
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
-from merope.evaluate.metrics import PoseMetrics, pose_metrics
+from merope.evaluate.metrics import PoseMetrics
 from merope.evaluate.record import Record, thumbnails
 from merope.evaluate.report import write_report
 from merope.evaluate.results import measure
@@ -95,13 +95,20 @@ class Drive:
     clip: CommandedClip
     video: Tensor  # uint8 [T, H, W, 3]
     record: Record
-    metrics: PoseMetrics
-    psnr_db: float  # of the generated frames
+    score: Score
     floor: Score  # of the measurement, on this path
 
     @property
     def name(self) -> str:
         return self.clip.manoeuvre
+
+    @property
+    def metrics(self) -> PoseMetrics:
+        return self.score.metrics
+
+    @property
+    def psnr_db(self) -> float:
+        return self.score.psnr_db
 
     def numbers(self) -> dict[str, object]:
         """For JSON."""
@@ -196,10 +203,9 @@ def generated(
 def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  # uint8 [T, H, W, 3]
     """Recover where the camera of a video went. The prefix was given: alone it does not count as recovered."""
     _say(f"recovering the path of {clip.manoeuvre}")
-    estimate = RenderAnchoredEstimator(clip.world, clip.cameras, clip.seen)(video)
-    valid = estimate.valid & estimate.valid[clips.prefix_frames :].any()
-    name, commanded = ClipName(f"world-{clip.seed - FIRST_TEST_SEED}", clip.manoeuvre), clip.cameras.world_from_camera
-    found, count = int(valid.sum()), len(valid)
+    score = score_clip(clip, video, clips.prefix_frames)
+    name = ClipName(f"world-{clip.seed - FIRST_TEST_SEED}", clip.manoeuvre)
+    found, count = int(score.valid.sum()), len(score.valid)
     problems = []
     if found < count:
         kind = "recovery failed" if found < 2 else "partial recovery"
@@ -207,18 +213,16 @@ def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  #
     record = Record(
         method="generated",
         clip=name,
-        commanded=commanded,
-        recovered=estimate.world_from_camera,
-        valid=valid,
+        commanded=clip.cameras.world_from_camera,
+        recovered=score.recovered,
+        valid=score.valid,
         is_metric=True,
         command_is_metric=True,
-        estimator=estimate.name,
+        estimator=RenderAnchoredEstimator.name,
         problems=tuple(problems),
         thumbnails=thumbnails(video),
     )
-    metrics = pose_metrics(commanded, record.recovered, valid, is_metric=True)
-    psnr = psnr_db(video[clips.prefix_frames :], clip.true[clips.prefix_frames :])
-    return Drive(clip, video, record, metrics, psnr, score_floor(clip, clips.prefix_frames))
+    return Drive(clip, video, record, score, score_floor(clip, clips.prefix_frames))
 
 
 def table(drives: Sequence[Drive]) -> str:

@@ -54,6 +54,7 @@ class Score:
     pairs: PairErrors
     psnr_db: float  # mean over generated frames
     recovered: Tensor  # [T, 4, 4]
+    valid: Tensor  # bool [T], frames with a recovered pose
 
     @property
     def name(self) -> str:
@@ -104,6 +105,7 @@ def _score(
         pairs=pair_errors(world_from_camera, estimate.world_from_camera, valid),
         psnr_db=psnr_db(video[prefix_frames:], clip.true[prefix_frames:]),
         recovered=estimate.world_from_camera,
+        valid=valid,
     )
 
 
