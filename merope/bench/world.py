@@ -23,7 +23,7 @@ from merope.adapters.wan import load_branch
 from merope.bench.provenance import device_name
 from merope.data.render import Render, render
 from merope.data.world import World
-from merope.data.world_clips import WorldClips
+from merope.data.world_clips import WorldClips, as_bytes
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
@@ -115,10 +115,6 @@ def clips_of_world(test: WorldTest, clips: WorldClips, seed: int, device: torch.
         seen = Render(seen.image.cpu(), seen.depth_m.cpu(), seen.valid.cpu(), world)
         commanded.append(CommandedClip(seed, manoeuvre, cameras, as_bytes(seen.image), world, seen))
     return commanded
-
-
-def as_bytes(image: Tensor) -> Tensor:  # float [..., H, W, 3] in [0, 1] -> uint8
-    return (255.0 * image).round().to(torch.uint8).contiguous()
 
 
 def generate_clips(

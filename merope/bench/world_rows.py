@@ -10,12 +10,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock, Timeout
 
 from merope.bench.provenance import provenance, steps_done, timed_piece
 from merope.bench.world import WorldTest, generate_row
@@ -58,8 +59,8 @@ class _Scoring:
 class Scorer:
     """Recovers poses in processes of its own while other rows are trained; writes each row when it is complete."""
 
-    def __init__(self, pool: Executor, results: Path | None) -> None:
-        self.pool, self.results = pool, results
+    def __init__(self, pool: Executor, results: Path | None, rows_at_once: int = 1) -> None:
+        self.pool, self.results, self.rows_at_once = pool, results, rows_at_once
         self._floors: dict[Path, list[Future[bytes]]] = {}
         self._rows: list[_Scoring] = []
         self.written: list[dict[str, Any]] = []
@@ -86,7 +87,7 @@ class Scorer:
         for test, futures in row.worlds.items():
             scores = scores_of(_awaited(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
             parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
-        about = provenance(row.config) | {"data": asdict(world_clips(row.config))}
+        about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": asdict(world_clips(row.config))}
         text = json.dumps(about | parts[0] | {"sweep": parts[1:]}, indent=1)
         _replace(row.config.run.out / "scores.json", text)
         if self.results is not None:
@@ -133,29 +134,52 @@ def run_rows(
 ) -> bool:
     """Row after row in one process; whether all of them are done.
 
-    When the training of a row is stopped by a signal, or time is over, nothing further is begun. A row that diverges
-    keeps no other from being made; its error comes at the end.
+    Rows that another process is making are left to it. When the training of a row is stopped by a signal, or time is
+    over, nothing further is begun. A row that diverges keeps no other from being made; its error comes at the end.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     done, diverged = 0, []
-    for config in configs:
-        try:
-            if is_over() or not train_row(config):
+    with ExitStack() as claims:
+        for config in configs:
+            if is_over():
                 break
-        except NonFiniteLoss as error:
-            diverged.append(error)
-            continue
-        for test in tests if until != "trained" else ():
-            generate_row(config, test, device)
-        if until == "scored":
-            scorer.add(config, tests)
-        _forget_model()
-        scorer.finish(wait=False)
-        done += 1
-    scorer.finish(wait=True)
+            if not _claimed(config, claims):
+                continue
+            if not (scorer.results and is_scored(config, tests, scorer.results)):
+                try:
+                    if not _made(config, tests, scorer, until):
+                        break
+                except NonFiniteLoss as error:
+                    diverged.append(error)
+                    continue
+            done += 1
+        scorer.finish(wait=True)
     if diverged:
         raise diverged[0]
     return done == len(configs)
+
+
+def _claimed(config: TrainConfig, claims: ExitStack) -> bool:
+    """Whether this process may make a row; it keeps it until `claims` ends or the process does."""
+    config.run.out.mkdir(parents=True, exist_ok=True)
+    try:
+        claims.enter_context(FileLock(config.run.out / "row.lock", blocking=False))
+    except Timeout:
+        return False
+    return True
+
+
+def _made(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage) -> bool:
+    """Train and generate a row and have it scored; False where training was stopped."""
+    if not train_row(config):
+        return False
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for test in tests if until != "trained" else ():
+        generate_row(config, test, device)
+    if until == "scored":
+        scorer.add(config, tests)
+    _forget_model()
+    scorer.finish(wait=False)
+    return True
 
 
 def _forget_model() -> None:

@@ -21,13 +21,12 @@ from merope.bench.world import (
     CommandedClip,
     WorldTest,
     about_videos,
-    as_bytes,
     clips_of_world,
     generated_file,
     stretched,
 )
 from merope.data.render import render
-from merope.data.world_clips import WorldClips
+from merope.data.world_clips import WorldClips, as_bytes
 from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import PoseMetrics, pose_metrics

@@ -63,16 +63,25 @@ class WorldClips:
         paths = torch.stack([self.path(seed) for seed in seeds])
         return Cameras(paths, self.lenses(seeds), plan_dtype=torch.float32).to(device)
 
-    def video(
+    def pictures(
         self,
         seeds: Sequence[int],  # one world each
         cameras: Cameras,  # [B, T]
         clear_of: Tensor | None = None,  # [B, N, 4, 4] all poses that must be free, those of the cameras by default
-    ) -> Tensor:  # [B, 3, T, H, W] float32 in [−1, 1]
+    ) -> Tensor:  # uint8 [B, T, H, W, 3]
         """The worlds as the cameras see them."""
         world = World(tuple(seeds), cameras.device).cleared(cameras.world_from_camera if clear_of is None else clear_of)
-        image = render(world, cameras, self.height, self.width).image
-        return (2.0 * image - 1.0).permute(0, 4, 1, 2, 3).contiguous()
+        return as_bytes(render(world, cameras, self.height, self.width).image)
+
+
+def as_bytes(image: Tensor) -> Tensor:  # float [..., H, W, 3] in [0, 1] -> uint8
+    """Pictures of 8 bits, which is what videos hold."""
+    return (255.0 * image).round().to(torch.uint8).contiguous()
+
+
+def as_video(frames: Tensor) -> Tensor:  # uint8 [B, T, H, W, 3] -> float32 [B, 3, T, H, W] in [−1, 1]
+    """Frames as a pixel-space model takes them."""
+    return (frames.permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0).contiguous()
 
 
 def _lens_dice(seed: int) -> tuple[float, float]:

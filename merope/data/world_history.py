@@ -11,7 +11,7 @@ from torch import Tensor
 
 from merope.data.retrieve import FrameTable, History, HistoryIndex, Target
 from merope.data.street import LANE_M
-from merope.data.world_clips import WorldClips
+from merope.data.world_clips import WorldClips, as_video
 from merope.geometry.cameras import Cameras
 from merope.geometry.trajectories import interpolate
 
@@ -30,7 +30,7 @@ class WorldReferences:
 
     def video(self, clips: WorldClips, seed: int) -> Tensor:  # [1, 3, R, H, W] in [−1, 1]
         """The references as their cameras saw them."""
-        return clips.video([seed], self.cameras, self.all_poses)
+        return as_video(clips.pictures([seed], self.cameras, self.all_poses))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from merope.data.kept_renders import KeptRenders
 from merope.data.world_clips import WorldClips
 from merope.errors import invalid
 from merope.train.clip_streams import clip_stream
@@ -23,7 +24,10 @@ def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
     text_dim = model.transformer.config["text_dim"]
     seed, batch_size = config.run.seed, config.run.batch_size
     kind = WorldStream if config.history is None else partial(WorldHistoryStream, history=config.history)
-    stream = kind(clips, seed, batch_size, share, text_dim, model.device, data.noise_draws)
+    if config.history is not None and data.keep_renders is not None:
+        raise invalid("data.keep_renders", "none with [history]", data.keep_renders, "leave it out")
+    kept = None if data.keep_renders is None else KeptRenders(data.keep_renders)
+    stream = kind(clips, seed, batch_size, share, text_dim, model.device, data.noise_draws, kept)
     return Ahead(stream, config.run.steps) if model.device.type == "cuda" else stream
 
 

@@ -72,6 +72,7 @@ class WorldData:
     fov_deg: tuple[float, float] = (70.0, 70.0)  # horizontal, drawn uniformly
     xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
     noise_draws: int = 1  # places of a batch that share a rendered clip, each with noise of its own
+    keep_renders: Path | None = None  # folder whose clips other runs with the same clips need not render again
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ class TrainConfig:
     def learnt(self) -> dict[str, Any]:
         """What decides the result of a run, for comparing it with the run that a checkpoint came from."""
         table = {name: value for name, value in asdict(self).items() if name not in RESUMABLE}
-        for section, name in (("data", "workers"), ("model", "gradient_checkpointing")):
+        for section, name in (("data", "workers"), ("data", "keep_renders"), ("model", "gradient_checkpointing")):
             table[section].pop(name, None)
         if self.optimiser.decay_steps:
             table["steps"] = self.run.steps  # where the rate falls

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
-from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
+from merope.data.kept_renders import KeptRenders
+from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips, as_video
 from merope.geometry.cameras import Cameras
 
 BYTES_AT_ONCE = 1 << 32
@@ -78,6 +79,7 @@ class WorldStream:
     text_dim: int
     device: torch.device
     noise_draws: int = 1  # neighbouring places that share a clip
+    kept: KeptRenders | None = None
 
     @property
     def steps_at_once(self) -> int:
@@ -127,7 +129,7 @@ class WorldStream:
         """Micro-batches whose clips are rendered at once, each world once."""
         number = {seed: n for n, seed in enumerate(dict.fromkeys(seed for seeds, _ in wanted for seed in seeds))}
         cameras = self.clips.cameras(list(number), self.device)
-        video = self.clips.video(list(number), cameras, clear_of)
+        video = as_video(self._frames(list(number), cameras, clear_of).to(self.device))
         nothing = torch.zeros(1, self.text_dim, device=self.device)
         examples = []
         for seeds, places in wanted:
@@ -144,6 +146,11 @@ class WorldStream:
                 )
             )
         return examples
+
+    def _frames(self, seeds: list[int], cameras: Cameras, clear_of: Tensor | None) -> Tensor:  # uint8 [B, T, H, W, 3]
+        if self.kept is None or clear_of is not None:
+            return self.clips.pictures(seeds, cameras, clear_of)
+        return self.kept.frames(self.clips, seeds, lambda: self.clips.pictures(seeds, cameras))
 
 
 class Ahead:

@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from merope.bench import provenance as source
@@ -69,6 +70,7 @@ def check_what_a_result_says(result: dict) -> None:
     assert result["gpu"] == ("CPU" if not torch.cuda.is_available() else torch.cuda.get_device_name())
     assert result["commit"] == source.commit()
     assert result["trained_s"] > 0
+    assert result["rows_at_once"] == 1
     assert result["generated_s"] >= 0
     assert result["final_loss"] > 0
     assert result["validation_loss"] is None  # the tiny run has no validation
@@ -93,6 +95,29 @@ def check_true_videos_score_perfectly(config: TrainConfig, truth: dict[str, torc
     assert result["rows"]["generated"]["all"]["values"]["rot_deg"]["mean"] < 1e-6
     assert result["clips"][f"world-{FIRST_TEST_SEED}-right"]["psnr_db"] == 60.0
     assert {clip["manoeuvre"] for clip in result["clips"].values()} == set(MANOEUVRES)
+
+
+def test_a_row_that_another_process_makes_is_left_to_it(tmp_path: Path) -> None:
+    configs = [tiny_config(tmp_path / name, "run.steps=1") for name in ("theirs", "ours")]
+    scorer = Scorer(InThisProcess(), None, rows_at_once=2)
+    configs[0].run.out.mkdir()
+    with FileLock(configs[0].run.out / "row.lock"):
+        assert not run_rows(configs, [TEST], scorer, until="trained")
+    assert not (configs[0].run.out / "trained").exists()
+    assert (configs[1].run.out / "trained").exists()
+    assert run_rows(configs, [TEST], scorer, until="trained")  # nobody holds it any more
+
+
+def test_a_row_that_has_results_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, results = tiny_config(tmp_path / "row", "run.steps=2"), tmp_path / "results"
+    results.mkdir()
+    (results / "row.json").write_text(json.dumps({"test": asdict(TEST), "sweep": [], "steps": 2}))
+    monkeypatch.setattr(world_rows, "train", None)
+    scorer = Scorer(InThisProcess(), results)
+    assert run_rows([config], [TEST], scorer)
+    assert scorer.written == []
+    with pytest.raises(TypeError):
+        run_rows([config], [TEST, replace(TEST, stretch=2.0)], scorer)
 
 
 def test_the_floor_is_shared_by_rows_and_not_by_tests(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from merope.adapters.wan import attached_branch
 from merope.data.retrieve import Gates
 from merope.data.synth import Drive, write_nuscenes
-from merope.data.world_clips import WorldClips
+from merope.data.world_clips import WorldClips, as_video
 from merope.data.world_history import WorldHistory, other_drives
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import relative
@@ -85,9 +85,9 @@ class TestWorlds:
         seed = 2  # something stands in the lane beside
         found = WorldHistory(2, 0.0).retrieve(CLIPS, seed, torch.Generator().manual_seed(0))
         own = CLIPS.cameras([seed])
-        clip = CLIPS.video([seed], own, found.all_poses)
-        assert torch.equal(replace(found, cameras=own).video(CLIPS, seed), clip)
-        assert not torch.equal(CLIPS.video([seed], own), clip)
+        clip = CLIPS.pictures([seed], own, found.all_poses)
+        assert torch.equal(replace(found, cameras=own).video(CLIPS, seed), as_video(clip))
+        assert not torch.equal(CLIPS.pictures([seed], own), clip)
 
     def test_a_conflict_leaves_the_clip_alone(self, tmp_path: Path) -> None:
         config = with_history(tmp_path, "sa")

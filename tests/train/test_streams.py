@@ -1,15 +1,21 @@
 """Streams of world clips: the same clips for any split over ranks, shared renders, and one step ahead."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from merope.data.kept_renders import KeptRenders
 from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.train.streams import Ahead, Examples, Share, WorldStream
 
 CPU = torch.device("cpu")
+ONE_LEVEL = 1.001 / 127.5  # of 8 bits
 CLIPS = WorldClips(frames=3, height=8, width=16, prefix_frames=1)
 MIXED = WorldClips(frames=3, height=8, width=16, prefix_frames=1, fov_deg=(60.0, 120.0), xi=(0.0, 1.0))
 
@@ -35,7 +41,7 @@ def test_any_split_over_ranks_gives_the_same_clips(clips: WorldClips) -> None:
     assert whole.keys() == split.keys() == {0, 1, 2, 3}
     for place, (name, clean, poses) in whole.items():
         assert split[place][0] == name
-        torch.testing.assert_close(split[place][1], clean, rtol=0, atol=2e-3)
+        torch.testing.assert_close(split[place][1], clean, rtol=0, atol=ONE_LEVEL)
         assert torch.equal(split[place][2], poses)
 
 
@@ -54,6 +60,38 @@ def test_noise_draws_share_a_clip() -> None:
     assert torch.equal(part.clean[0], part.clean[1])
     assert torch.equal(part.cameras.world_from_camera[2], part.cameras.world_from_camera[3])
     assert part.cameras.world_from_camera.shape == (4, 3, 4, 4)
+
+
+def test_kept_renders_are_the_same_clips_and_are_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, kept = stream(), replace(stream(), kept=KeptRenders(tmp_path / "renders"))
+    expected = by_place([part for parts in plain.steps([0, 1]) for part in parts])
+    first = by_place([part for parts in kept.steps([0, 1]) for part in parts])
+    monkeypatch.setattr(WorldClips, "pictures", None)  # from here on nothing can be rendered
+    again = by_place([part for parts in kept.steps([0, 1]) for part in parts])
+    for place, (name, clean, poses) in expected.items():
+        for other in (first, again):
+            assert other[place][0] == name
+            assert torch.equal(other[place][1], clean)
+            assert torch.equal(other[place][2], poses)
+    with pytest.raises(TypeError):
+        kept.steps([2])
+    with pytest.raises(TypeError):
+        replace(kept, clips=replace(CLIPS, frame_rate_hz=5.0)).steps([0, 1])
+
+
+def test_of_two_processes_that_want_a_clip_one_renders(tmp_path: Path) -> None:
+    kept, rendered = KeptRenders(tmp_path), []
+
+    def slowly() -> torch.Tensor:
+        rendered.append(1)
+        time.sleep(0.2)
+        return torch.full((1, 2, 2, 2, 3), 7, dtype=torch.uint8)
+
+    with ThreadPoolExecutor(4) as threads:
+        got = list(threads.map(lambda _: kept.frames(CLIPS, [3], slowly), range(4)))
+    assert len(rendered) == 1
+    assert all(torch.equal(each, got[0]) for each in got)
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_steps_ahead_give_the_same_clips() -> None:

@@ -1,0 +1,47 @@
+"""Rendered training clips on disk: runs over the same clips, at the same time or later, render them once."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from merope.data.world_clips import WorldClips
+
+FORMAT = 1
+"""To be raised when the world or its renderer draws the same seeds in another way."""
+
+
+@dataclass(frozen=True)
+class KeptRenders:
+    """A folder of clips, one file for those that are asked for together: 360 kB for a clip of 13 × 72×128."""
+
+    folder: Path
+
+    def frames(
+        self,
+        clips: WorldClips,
+        seeds: Sequence[int],
+        rendered: Callable[[], Tensor],  # uint8 [B, T, H, W, 3], any device
+    ) -> Tensor:  # uint8 [B, T, H, W, 3]
+        """The clips of some seeds, rendered now if they were not before. Of several processes one renders."""
+        file = self.folder / f"{_digest(clips, seeds)}.safetensors"
+        if file.exists():
+            return load_file(file)["frames"]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_suffix(".lock")):
+            if file.exists():
+                return load_file(file)["frames"]
+            frames = rendered()
+            part = file.with_suffix(".part")
+            save_file({"frames": frames.cpu()}, part)
+            os.replace(part, file)
+        return frames
+
+
+def _digest(clips: WorldClips, seeds: Sequence[int]) -> str:
+    return hashlib.sha256(repr((FORMAT, clips, tuple(seeds))).encode()).hexdigest()[:32]
