@@ -56,6 +56,7 @@ from torch import _dynamo
 from train_step import (
     WAN22_5B,
     Trainable,
+    kernels_of_step,
     random_examples,
     random_model,
     random_pipeline,
@@ -72,7 +73,7 @@ LOOP_STEPS = 50
 COMPRESSIONS = (2, 4, 8)
 BRANCH_REPEATS = {"denoise-49": 20, "denoise-121": 6}
 FORWARD_REPEATS = {"denoise-49": 10, "denoise-121": 2}
-TRAIN_ROUNDS, TRAIN_WARM_UP, TRAIN_STEPS = 2, 2, 4  # rounds, and steps in each
+TRAIN_ROUNDS, TRAIN_WARM_UP, TRAIN_STEPS = 5, 1, 4  # rounds, and steps in each
 TRAINED: dict[Trainable, tuple[Method, ...]] = {"branch": METHODS[1:], "all": (NO_BRANCH, UCPE, OURS)}
 PARTS = ("branch", "forward", *CLIPS, "train")
 
@@ -119,6 +120,7 @@ def train(model: Model, trainable: Trainable, clip: Clip, methods: tuple[Method,
     config = train_config(trainable, "merope")  # names the optimiser's settings; branches are attached here
     examples = random_examples(model.device, clip.frames, clip.height, clip.width)
     steps_s: dict[Method, list[float]] = {}
+    kernels: dict[Method, tuple[float, int]] = {}
     rows: dict[Method, Row] = {}
     for _ in range(TRAIN_ROUNDS):
         for method in methods:
@@ -128,8 +130,12 @@ def train(model: Model, trainable: Trainable, clip: Clip, methods: tuple[Method,
             forget_peak(model.device)
             with branch_attention(method.attention):
                 times, _ = timed_steps(config, model, examples, TRAIN_WARM_UP, TRAIN_STEPS)
-            steps_s.setdefault(method, []).extend(times)
-            rows[method] = train_row(trainable, method, steps_s[method], model)
+                steps_s.setdefault(method, []).extend(times)
+                row = train_row(trainable, method, steps_s[method], model)
+                if method not in kernels:
+                    kernels[method] = kernels_of_step(config, model, examples)
+            kernel_s, count = kernels[method]
+            rows[method] = {**row, "kernels_s": kernel_s, "kernels": count}
             if has_branch:
                 detach(model.transformer)
             model.transformer.zero_grad(set_to_none=True)

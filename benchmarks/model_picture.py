@@ -99,6 +99,8 @@ def training_table(rows: Sequence[Row]) -> str:
         "method": name_of,
         "step, s": number("step_s"),
         "p10 – p90": between("step"),
+        "GPU computes, s": number("kernels_s"),
+        "kernels": lambda row: f"{row['kernels']:,}",
         **THROUGHPUT,
         "steps run": lambda row: str(row["steps_run"]),
     }

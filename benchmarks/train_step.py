@@ -18,6 +18,8 @@ from typing import Any, Literal
 import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
@@ -153,6 +155,17 @@ def timed_steps(
         losses.append(train_step(config, model, stream, optimiser, ranks, step)[0])  # type: ignore[arg-type]
         times.append(now_s(model.device) - started_s)
     return times[warm_up:], losses
+
+
+def kernels_of_step(config: TrainConfig, model: Model, examples: Examples) -> tuple[float, int]:
+    """Seconds that the GPU computes in a training step, and how many kernels that takes: what launching cannot blur."""
+    optimiser = build_optimiser(config, model.transformer)
+    stream, ranks = RandomStream(examples), Ranks(0, 1, model.device)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        train_step(config, model, stream, optimiser, ranks, 0)  # type: ignore[arg-type]
+        now_s(model.device)
+    kernels = [event for event in seen.events() if event.device_type == DeviceType.CUDA and "#" not in event.name]
+    return sum(event.self_device_time_total for event in kernels) / 1e6, len(kernels)  # "#": spans of the optimiser
 
 
 def now_s(device: torch.device) -> float:

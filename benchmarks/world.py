@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/world"))
     parser.add_argument("--stretch", nargs="+", type=float, default=[], help="also test on paths so many times as long")
     parser.add_argument("--worlds", type=int, default=32)
+    parser.add_argument("--stretch-worlds", type=int, default=16, help="worlds of the tests that --stretch adds")
     parser.add_argument("--at-once", type=int, default=1, help="rows that are trained at the same time")
     parser.add_argument("--workers", type=int, default=8, help="processes that recover poses, of each that trains")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
@@ -52,7 +53,8 @@ def main() -> None:
 
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
-    tests = [WorldTest(options.worlds, stretch=stretch) for stretch in (1.0, *options.stretch)]
+    sweep = [WorldTest(options.stretch_worlds, stretch=stretch) for stretch in options.stretch]
+    tests = [WorldTest(options.worlds), *sweep]
     changes = [*options.set, "run.keep_checkpoints=1"]
     rows = {row: read_config(TrainConfig, CONFIGS / f"{row}.toml", changes) for row in options.rows}
     configs = [with_seed(config, seed) for seed in options.seeds for config in rows.values()]

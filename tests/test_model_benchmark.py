@@ -126,6 +126,7 @@ def test_forward_rows_cover_timesteps_and_guidance(scene: Scene) -> None:
 def test_training_rows(
     trainable: str, methods: tuple[model_scenes.Method, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model, "TRAIN_ROUNDS", 2)
     monkeypatch.setattr(model, "TRAIN_WARM_UP", 0)
     monkeypatch.setattr(model, "TRAIN_STEPS", 1)
     trained = random_model(trainable, CPU, SMALL)  # type: ignore[arg-type]
@@ -135,6 +136,7 @@ def test_training_rows(
     assert rows[1]["parameters"] - rows[0]["parameters"] == (branch_alone if trainable == "all" else 0)
     assert rows[1]["trained_parameters"] == (branch_alone if trainable == "branch" else rows[1]["parameters"])
     assert all(row["steps_run"] == 2 for row in rows)
+    assert all(row["kernels"] == 0 for row in rows)  # of a GPU
     assert attached_branch(trained.transformer) is None
 
 

@@ -32,7 +32,7 @@ from merope.bench.world_scores import (
 )
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
-from merope.train.loop import NonFiniteLoss, train
+from merope.train.loop import train
 
 Stage = Literal["trained", "generated", "scored"]
 
@@ -135,9 +135,9 @@ def run_rows(
     """Row after row in one process; whether all of them are done.
 
     Rows that another process is making are left to it. When the training of a row is stopped by a signal, or time is
-    over, nothing further is begun. A row that diverges keeps no other from being made; its error comes at the end.
+    over, nothing further is begun. A row that fails keeps no other from being made; its error comes at the end.
     """
-    done, diverged = 0, []
+    done, failures = 0, []
     with ExitStack() as claims:
         for config in configs:
             if is_over():
@@ -148,13 +148,15 @@ def run_rows(
                 try:
                     if not _made(config, tests, scorer, until):
                         break
-                except NonFiniteLoss as error:
-                    diverged.append(error)
+                except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
+                    print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    failures.append(error)
+                    _forget_model()
                     continue
             done += 1
         scorer.finish(wait=True)
-    if diverged:
-        raise diverged[0]
+    if failures:
+        raise failures[0]
     return done == len(configs)
 
 
