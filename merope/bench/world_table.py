@@ -39,6 +39,11 @@ COLUMNS = {
     "auc_10": "AUC@10",
     "psnr_db": "PSNR dB",
 }
+EVERY_CLIP = ("auc_10", "psnr_db")
+"""Metrics that every clip has, however badly it follows."""
+SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
+COMPARED = ("cammc", "auc_10")
+"""CamMC is of the clips that both rows followed well enough to be measured; in the AUC the others are misses."""
 BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
 SAME_TEST = ("steps", "batch_size", "data", "test")
 """What two rows must share to be compared."""
@@ -57,18 +62,32 @@ class Row:
 
     @property
     def stretches(self) -> tuple[float, ...]:
-        """Stretches that every seed was tested at; the first is the benchmark's own."""
-        found = [[part["test"]["stretch"] for part in parts_of(result)] for result in self.seeds.values()]
-        return tuple(stretch for stretch in found[0] if all(stretch in other for other in found))
+        """Stretches that some seed was tested at; the first is the benchmark's own."""
+        found = [part["test"]["stretch"] for result in self.seeds.values() for part in parts_of(result)]
+        return tuple(dict.fromkeys(found))
+
+    def tested(self, stretch: float) -> list[int]:
+        """Seeds that were tested at a stretch."""
+        return [
+            seed
+            for seed, result in self.seeds.items()
+            if any(part["test"]["stretch"] == stretch for part in parts_of(result))
+        ]
 
     def grid(self, metric: str, stretch: float = 1.0, lens: str | None = None) -> Grid:
         """A metric of all clips of a test, or of those through one kind of lens."""
-        return grid({seed: self.part(seed, stretch)["clips"] for seed in self.seeds}, metric, lens)
+        return grid({seed: self.part(seed, stretch)["clips"] for seed in self.tested(stretch)}, metric, lens)
 
     def lost(self, stretch: float = 1.0) -> str:
         """Frames without a pose, of all frames of all seeds."""
-        parts = [self.part(seed, stretch)["rows"]["generated"]["all"] for seed in self.seeds]
+        parts = [self.part(seed, stretch)["rows"]["generated"]["all"] for seed in self.tested(stretch)]
         return f"{sum(part['failed_frames'] for part in parts)}/{sum(part['frames'] for part in parts)}"
+
+    @property
+    def held_out_loss(self) -> float:
+        """Mean of the seeds' last validation losses."""
+        losses = [result["validation_loss"] for result in self.seeds.values()]
+        return math.nan if None in losses else sum(losses) / len(losses)
 
     def is_comparable(self, other: "Row") -> bool:
         return all(self.any_seed[key] == other.any_seed[key] for key in SAME_TEST)
@@ -111,7 +130,9 @@ def tables(rows: Mapping[str, Row], against: str = "merope") -> str:
             parts.append(group_table(measured, rows.get(against)))
         if missing:
             parts.append("Open: " + ", ".join(missing) + ".")
-    return "\n\n".join([*parts, *_lens_table(rows), "### Beyond the training scale", _sweep_table(rows)]) + "\n"
+    return (
+        "\n\n".join([*parts, *_lens_table(rows), "### Beyond the training scale", _sweep_table(rows, against)]) + "\n"
+    )
 
 
 def _about(rows: Mapping[str, Row]) -> str:
@@ -131,12 +152,13 @@ def _about(rows: Mapping[str, Row]) -> str:
 
 def group_table(rows: Sequence[Row], against: Row | None) -> str:
     """Rows with their numbers and, if there is one to compare with, how far they are from it."""
-    title = ["lost frames"] if against is None else ["lost frames", f"CamMC − {against.name}", "verdict"]
-    lines = [["row", "seeds", "steps", *COLUMNS.values(), *title]]
+    title = [] if against is None else [f"{COLUMNS[metric]} − {against.name}" for metric in COMPARED]
+    lines = [["row", "seeds", "steps", "held-out loss", *COLUMNS.values(), "lost frames", *title]]
     for row in rows:
         numbers = [cell(interval(row.grid(metric))) for metric in COLUMNS]
-        about = [_bold(row.name, row is against), _seeds(row), f"{row.any_seed['steps']:,}"]
-        lines.append([*about, *numbers, row.lost(), *_comparison(row, against)])
+        about = [_bold(row.name, row is against), _seeds(row), f"{row.any_seed['steps']:,}", _loss(row)]
+        compared = [] if against is None else [_comparison(row, against, metric) for metric in COMPARED]
+        lines.append([*about, *numbers, row.lost(), *compared])
     return _markdown(lines)
 
 
@@ -144,15 +166,17 @@ def _seeds(row: Row) -> str:
     return "one" if len(row.seeds) == 1 else str(len(row.seeds))
 
 
-def _comparison(row: Row, against: Row | None) -> tuple[str, ...]:
-    if against is None:
-        return ()
+def _loss(row: Row) -> str:
+    return "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
+
+
+def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> str:
     if row is against:
-        return "–", "–"
-    if not row.is_comparable(against):
-        return "–", "another test"
-    apart = difference(row.grid("cammc"), against.grid("cammc"))
-    return ("–", "no common seed") if apart is None else (cell(apart, sign="+"), verdict(apart, against.name))
+        return "–"
+    if not row.is_comparable(against) or not against.tested(stretch):
+        return "another test"
+    apart = difference(row.grid(metric, stretch), against.grid(metric, stretch))
+    return "no common seed" if apart is None else f"{cell(apart, sign='+')}: {verdict(apart, against.name)}"
 
 
 def verdict(row_minus_other: Interval, other: str) -> str:
@@ -174,19 +198,23 @@ def _lens_table(rows: Mapping[str, Row]) -> list[str]:
     return [] if len(lines) == 1 else ["### By lens", _markdown(lines)]
 
 
-def _sweep_table(rows: Mapping[str, Row]) -> str:
+def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
     """Rows that were also tested on longer paths than they were trained on."""
     swept = [row for row in rows.values() if len(row.stretches) > 1]
     if not swept:
         return "Open: no row has been tested on stretched paths."
-    lines = [["row", "stretch", "metric tr %", "CamMC", "rot °", "lost frames", "floor: metric tr %"]]
+    other = rows.get(against)
+    apart = [] if other is None else [f"{COLUMNS[metric]} − {against}" for metric in EVERY_CLIP]
+    title = ["row", "stretch", "seeds", *(COLUMNS[metric] for metric in SWEPT), "lost frames", "floor: metric tr %"]
+    lines = [[*title, *apart]]
     for row in swept:
         for stretch in row.stretches:
-            numbers = [
-                cell(interval(row.grid(metric, stretch))) for metric in ("metric_tr_percent", "cammc", "rot_deg")
-            ]
-            floor = row.part(min(row.seeds), stretch)["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
-            lines.append([row.name, f"×{stretch:g}", *numbers, row.lost(stretch), f"{floor:.3f}"])
+            numbers = [cell(interval(row.grid(metric, stretch))) for metric in SWEPT]
+            seeds = row.tested(stretch)
+            floor = row.part(seeds[0], stretch)["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
+            about = [_bold(row.name, row is other), f"×{stretch:g}", str(len(seeds))]
+            compared = [] if other is None else [_comparison(row, other, metric, stretch) for metric in EVERY_CLIP]
+            lines.append([*about, *numbers, row.lost(stretch), f"{floor:.3f}", *compared])
     return _markdown(lines)
 
 

@@ -26,6 +26,7 @@ def write_result(
     """A row whose errors are `level` × the difficulty of a world, which all rows share, with a little noise."""
     parts = [_test(row, seed, level * stretch, stretch, worlds) for stretch in stretches]
     about = {"row": row, "seed": seed, "steps": 3000, "batch_size": 48, "data": {"fov_deg": [70.0, 70.0]}}
+    about["validation_loss"] = level / 20
     result = about | parts[0] | {"sweep": parts[1:]} | changes
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{row}-seed{seed}.json").write_text(json.dumps(result))

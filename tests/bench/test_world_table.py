@@ -133,13 +133,16 @@ def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None
     write_result(tmp_path, "none", 0, 9.0, steps=50)
     write_result(tmp_path, "rerope", 0, 3.0, data={"fov_deg": [60.0, 150.0]})
     text = tables(read_rows(tmp_path))
-    assert line_of(text, "gta").endswith("| MeRoPE lower |")
-    assert line_of(text, "ucpe").endswith("| not separated |")
-    assert line_of(text, "transport").endswith("| MeRoPE higher |")
+    for row, cammc, auc in (("gta", "lower", "higher"), ("transport", "higher", "lower")):
+        *_, first, second, _ = line_of(text, row).split(" |")
+        assert first.endswith(f": MeRoPE {cammc}")
+        assert second.endswith(f": MeRoPE {auc}")
+    assert line_of(text, "ucpe").count(": not separated |") == 2
+    assert "| 0.1500 |" in line_of(text, "gta")
     assert line_of(text, "prope").startswith("| prope | one | 3,000 |")
-    assert line_of(text, "urope").endswith("| – | no common seed |")
-    assert line_of(text, "none").endswith("| – | another test |")
-    assert line_of(text, "rerope").endswith("| – | another test |")
+    assert line_of(text, "urope").endswith("| no common seed | no common seed |")
+    assert line_of(text, "none").endswith("| another test | another test |")
+    assert line_of(text, "rerope").endswith("| another test | another test |")
     assert line_of(text, "merope").endswith("| – | – |")
     assert "### Other rows" in text
     assert line_of(text, "my-own")
@@ -148,11 +151,26 @@ def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None
     assert "24 clips of 8 unseen worlds" in text
     assert "rot 0.125°" in text
     sweep = text.split("### Beyond the training scale")[1]
-    assert "| merope | ×1 |" in sweep
-    assert "| merope | ×2 |" in sweep
+    assert "| **merope** | ×1 | 2 |" in sweep
+    assert "| **merope** | ×2 | 2 |" in sweep
     assert "gta" not in sweep
     assert tables(read_rows(tmp_path)) == text
     assert "CamMC − ucpe" in tables(read_rows(tmp_path), against="ucpe")
+
+
+def test_a_sweep_compares_at_every_stretch_and_with_the_seeds_that_have_it(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_result(tmp_path, "merope", seed, 2.0, stretches=(1.0, 2.0, 4.0)[: 3 - seed])
+        write_result(tmp_path, "gta", seed, 2.5, stretches=(1.0, 2.0, 8.0)[: 3 - seed])
+    write_result(tmp_path, "ucpe", 0, 2.0, stretches=(1.0, 2.0), validation_loss=None)
+    text = tables(read_rows(tmp_path))
+    assert "| ucpe | one | 3,000 | – |" in text
+    sweep = text.split("### Beyond the training scale")[1]
+    lines = {tuple(line.replace("*", "").split(" | ")[:3]): line for line in sweep.splitlines()}
+    assert lines["| gta", "×2", "2"].count("MeRoPE higher") == 2
+    assert lines["| gta", "×8", "1"].endswith("| another test | another test |")
+    assert lines["| merope", "×4", "1"].endswith("| – | – |")
+    assert lines["| ucpe", "×2", "1"].count("not separated") == 2
 
 
 def test_numbers_of_a_row_are_means_over_its_clips_and_seeds(tmp_path: Path) -> None:
