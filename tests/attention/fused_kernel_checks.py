@@ -4,12 +4,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -107,6 +111,27 @@ def test_more_heads_and_cameras_than_a_program_takes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(transforms, "CAMERAS_AT_ONCE", 2)
     assert_right(SMALL.plan(Cameras(random_poses(3), PINHOLE), (1, 1)), heads=3, memory_budget=2**30)
     assert_right(two_cameras(merope.encoding("urope", head_dim=16)), heads=3, memory_budget=2**30)
+
+
+def test_no_table_is_read_beyond_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three heads with tables of their own in programs of two: the fourth has none."""
+    plan = two_cameras(merope.encoding("urope", head_dim=16))
+    maps = prepared(plan, torch.float32)
+    count = maps.key_tables.grouped.numel()
+    twice = torch.cat((maps.key_tables.grouped, torch.zeros(count)))
+    read: list[np.ndarray] = []
+    load = interpreter.InterpreterBuilder.create_masked_load
+
+    def noted(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        read.append(ptrs.data[mask.data.astype(bool)].astype(np.int64))
+        return load(self, ptrs, mask, *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", noted)
+    tables = replace(maps.key_tables, grouped=twice[:count])
+    transforms.expand(torch.ones(1, 3, plan.key_tokens, 16), maps.key, tables, 0, range(maps.groups))
+    entries = (np.concatenate(read) - twice.data_ptr()) / twice.element_size()
+    assert ((entries >= 0) & (entries < count)).any()
+    assert not ((entries >= count) & (entries < 2 * count)).any()
 
 
 def test_all_cameras_in_one_program_or_several(monkeypatch: pytest.MonkeyPatch) -> None:

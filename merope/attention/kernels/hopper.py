@@ -31,7 +31,7 @@ PARTS = 32
 FILLING_BLOCKS = 1024
 """Blocks of 256 threads that a GPU with 132 multiprocessors needs to hide the latency of its memory."""
 SHARED_BYTES = 1024 + 7 * 32768 + 256  # alignment; queries and three stages of keys and values; barriers
-GRAD_SHARED_BYTES = 1024 + 6 * 32768 + 1024 + 256  # alignment; keys, values, stages and sums; rows; scale and barriers
+GRAD_SHARED_BYTES = 1024 + 7 * 32768 + 1024 + 256  # alignment; keys, values (packed, too), stages, sums; rows; barriers
 
 
 def why_not_hopper(q: Tensor, plan: AttentionPlan) -> str | None:

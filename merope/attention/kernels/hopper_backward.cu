@@ -3,8 +3,9 @@
 // out of their layout.
 //
 // A block of 128 keys walks over all queries of its head, camera by camera, 64 queries a step. When the camera changes,
-// its keys and values are turned anew from the packed ones, and so are the sums of their gradients, in registers: these
-// are always in the view of the current camera. Gradients of queries are added up in memory by bulk reductions.
+// its keys and values are turned anew from the packed ones (in shared memory, too), and so are the sums of their
+// gradients, in registers: these are always in the view of the current camera. Gradients of queries are added up in
+// memory by bulk reductions.
 // Three warpgroups: 0 and 1 own 64 keys each; one thread of 2 copies queries and output gradients to shared memory.
 // Operands are in half precision, and queries, keys and values bit for bit those of the forward pass: scores computed
 // anew then agree with its log-sum-exp, and weights sum to 1 however peaked they are. Output gradients get half
@@ -18,7 +19,8 @@ constexpr u32 kStepQueries = 2 * kTileBytes;                    // two stages
 constexpr u32 kStepGrads = kStepQueries + 2 * kStepBytes;       // two stages
 constexpr u32 kStepErrors = kStepGrads + 2 * kStepBytes;        // two, so that one may still be read
 constexpr u32 kStepSums = kStepErrors + 2 * kStepBytes;         // one for each warpgroup
-constexpr u32 kStepRows = kStepSums + 2 * kStepBytes;           // two stages of 64 float2
+constexpr u32 kPacked = kStepSums + 2 * kStepBytes;             // half 0 of keys, then of values, as they were packed
+constexpr u32 kStepRows = kPacked + 2 * kHalfBytes;             // two stages of 64 float2
 constexpr u32 kErrorScale = kStepRows + 2 * 512;                // of the head: not in a register, they are all taken
 constexpr u32 kStepBarriers = kErrorScale + 8;
 
@@ -91,80 +93,128 @@ __device__ __forceinline__ CameraTables camera_tables(const GradParams& p, i64 t
     return {p.half_vectors + at * 9 * p.padded_keys + (i64)tile * 9 * kKeys, p.phasors + at * p.key_cameras * 3};
 }
 
-// Half 0 of one packed key (or value), from memory to its place in the shared tile, and what turns it on the way.
+// Half 0 of one packed key (or value) on its way to the tile in the camera's view, and what turns it: the instructions
+// of turn_chunks in the backward pass's order of words.
 struct TurnedRow {
-    uint4 chunks[2][4];
+    u32 words[8][4];
     KeyTurn turn;
 
+    __device__ __forceinline__ u32 number_twice(int i) const {
+        return i % 2 ? high_twice(turn.half_vectors[i / 2]) : low_twice(turn.half_vectors[i / 2]);
+    }
     __device__ __forceinline__ void load(const uint4* from, int swizzle) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) chunks[i / 4][i % 4] = __ldg(from + (i ^ swizzle));
+        for (int c = 0; c < 8; ++c) {
+            const uint4 w = from[c ^ swizzle];
+            words[c][0] = w.x, words[c][1] = w.y, words[c][2] = w.z, words[c][3] = w.w;
+        }
     }
     __device__ __forceinline__ void store(uint4* to, int swizzle) {
-        turn_chunks(chunks[0], 0, turn), turn_chunks(chunks[1], 4, turn);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) to[i ^ swizzle] = chunks[i / 4][i % 4];
+        for (int a = 0; a < 6; ++a) {
+            const int c = a / 4 * 3, w = a % 4;
+            reflect(words[c][w], words[c + 1][w], words[c + 2][w], number_twice(3 * a), number_twice(3 * a + 1),
+                    number_twice(3 * a + 2));
+        }
+#pragma unroll
+        for (int i = 0; i < 6; ++i) {
+            const int c = i < 2 ? 3 : 6, w = i < 2 ? 2 + i : i - 2;
+            turn_pairs(words[c][w], words[c + 1][w], turn.phasors[2 * i], turn.phasors[2 * i + 1]);
+        }
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+            to[c ^ swizzle] = make_uint4(words[c][0], words[c][1], words[c][2], words[c][3]);
     }
 };
 
-// The sums of two keys in registers, their half 0 into a camera's view (sign 1) or out of it (-1). A reflection is its
-// own inverse. Word w of a chunk is with lane w of the quad: a triplet's dot product is a sum over the quad.
+// The sums of two keys in registers, their half 0 into a camera's view (sign 1) or out of it (-1): what turns together
+// is with one thread. A reflection is its own inverse.
 // Operators rounded to half precision stretch by 2^-12, and sums pass through those of every camera: here they are made
 // orthogonal again, to first order in what they lack.
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
+struct HalfVector {
+    float m[3], along[3];
+    __device__ __forceinline__ HalfVector(float x, float y, float z) : m{x, y, z} {
+        const float factor = 2.f - 0.5f * (x * x + y * y + z * z);
+#pragma unroll
+        for (int i = 0; i < 3; ++i) along[i] = m[i] * factor;
+    }
+    __device__ __forceinline__ void reflect(float& x, float& y, float& z) const {
+        const float dot = m[0] * x + m[1] * y + m[2] * z;
+        x -= dot * along[0], y -= dot * along[1], z -= dot * along[2];
+    }
+};
 __device__ __forceinline__ float2 unit_phasor(float cosine, float sine) {
     const float factor = 1.5f - 0.5f * (cosine * cosine + sine * sine);
     return make_float2(cosine * factor, sine * factor);
 }
-__device__ __forceinline__ void turn_sums(
-    float (&dk)[64], float (&dv)[64], const CameraTables& tables, const int (&row)[2], const int (&key_camera)[2],
-    int lane, float sign
-) {
-    const int word = lane & 3;
+
+struct SumTurn {  // a key's operators on the words of one lane, into a camera's view (sign 1) or out of it (-1)
+    u32 anchor[2], mixed[2];  // mixed: another anchor, or cosines and sines of two pairs
+    uint2 pairs;
+
+    __device__ __forceinline__ void load(const CameraTables& tables, int row, int key_camera, int word) {
+        const u32* n = tables.half_vectors + row;
+        const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera);
+        const u32* other = word < 2 ? n + (6 + word) * kKeys : phasors + 2 * (word - 2);
+        anchor[0] = __ldg(n + 3 * word / 2 * kKeys), anchor[1] = __ldg(n + (3 * word / 2 + 1) * kKeys);
+        mixed[0] = __ldg(other), mixed[1] = __ldg(other + (word < 2 ? kKeys : 1));
+        pairs = __ldg((const uint2*)phasors + 2 + word);
+    }
+    // An anchor's three numbers are the first of two words' four, or the last. Both columns.
+    static __device__ __forceinline__ void reflect(float (&d)[64], int at, const u32 (&words)[2], int word) {
+        const float2 low = widen_pair(words[0]), high = widen_pair(words[1]);
+        const bool last = word & 1;
+        const HalfVector n(last ? low.y : low.x, last ? high.x : low.y, last ? high.y : high.x);
+        n.reflect(d[at], d[at + 4], d[at + 8]);
+        n.reflect(d[at + 1], d[at + 5], d[at + 9]);
+    }
+    static __device__ __forceinline__ void turn(float (&d)[64], int at, float2 cosines, float2 sines, float sign) {
+        turn_pair(d[at], d[at + 4], unit_phasor(cosines.x, sign * sines.x));
+        turn_pair(d[at + 1], d[at + 5], unit_phasor(cosines.y, sign * sines.y));
+    }
+    __device__ __forceinline__ void all_lanes(float (&d)[64], int r, int word, float sign) const {
+        reflect(d, 2 * r, anchor, word);
+        turn(d, 24 + 2 * r, widen_pair(pairs.x), widen_pair(pairs.y), sign);
+    }
+    __device__ __forceinline__ void lower_lanes(float (&d)[64], int r, int word) const {
+        reflect(d, 12 + 2 * r, mixed, word);
+    }
+    __device__ __forceinline__ void upper_lanes(float (&d)[64], int r, float sign) const {
+        turn(d, 12 + 2 * r, widen_pair(mixed[0]), widen_pair(mixed[1]), sign);
+    }
+};
+template <int kViews> struct SumTurns {  // of two keys, through one view or two; loaded before the first is applied
+    SumTurn turns[kViews][2];
+
+    __device__ __forceinline__ void load(
+        int view, const CameraTables& tables, const int (&row)[2], const int (&key_camera)[2], int word
+    ) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const u16* n = (const u16*)(tables.half_vectors + row[r]);
-        const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera[r]);
-        auto phasor = [&](int words, int j) {  // of the first or second pair of two words
-            const float2 cosines = widen_pair(__ldg(phasors + words)), sines = widen_pair(__ldg(phasors + words + 1));
-            const float2 unit = unit_phasor(j ? cosines.y : cosines.x, j ? sines.y : sines.x);
-            return make_float2(unit.x, sign * unit.y);
-        };
+        for (int r = 0; r < 2; ++r) turns[view][r].load(tables, row[r], key_camera[r], word);
+    }
+    __device__ __forceinline__ void apply(
+        float (&dk)[64], float (&dv)[64], const float (&signs)[kViews], int word
+    ) const {
 #pragma unroll
-        for (int c = 0; c < 6; ++c) {
-            const int number = 3 * c + word;
-            const float m = word < 3 ? widen<false>(__ldg(n + (number / 2 * kKeys) * 2 + number % 2)) : 0.f;
-            const float along = m * (2.f - 0.5f * quad_sum(m * m));
+        for (int i = 0; i < 2 * kViews; ++i) {
+            turns[i / 2][i % 2].all_lanes(dk, i % 2, word, signs[i / 2]);
+            turns[i / 2][i % 2].all_lanes(dv, i % 2, word, signs[i / 2]);
+        }
+        if (word < 2) {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int at = 4 * c + 2 * r + j;
-                dk[at] -= quad_sum(m * dk[at]) * along;
-                dv[at] -= quad_sum(m * dv[at]) * along;
+            for (int i = 0; i < 2 * kViews; ++i) {
+                turns[i / 2][i % 2].lower_lanes(dk, i % 2, word);
+                turns[i / 2][i % 2].lower_lanes(dv, i % 2, word);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2 * kViews; ++i) {
+                turns[i / 2][i % 2].upper_lanes(dk, i % 2, signs[i / 2]);
+                turns[i / 2][i % 2].upper_lanes(dv, i % 2, signs[i / 2]);
             }
         }
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {  // translation: both numbers of a pair are with lane 3
-            const int c = i / 2 * 2, j = i % 2, at = 4 * c + 2 * r + j;
-            const float2 turn = word == 3 ? phasor(c, j) : make_float2(1.f, 0.f);
-            turn_pair(dk[at], dk[at + 4], turn);
-            turn_pair(dv[at], dv[at + 4], turn);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // translation: with neighbouring lanes
-            const int c = 6 + i / 2, j = i % 2, at = 4 * c + 2 * r + j;
-            const bool native = c == 7 && word >= 2;
-            const float2 turn = phasor(c == 6 ? 6 + (word & 2) : 10, j);
-            auto turned = [&](float x) {
-                const float other = __shfl_xor_sync(~0u, x, 1);
-                return native ? x : turn.x * x + (word & 1 ? turn.y : -turn.y) * other;
-            };
-            dk[at] = turned(dk[at]), dv[at] = turned(dv[at]);
-        }
     }
-}
+};
 
 // ---- over the queries ---------------------------------------------------------------------------------------------
 
@@ -182,10 +232,14 @@ __device__ __forceinline__ void copy_steps(
     const GradParams& p, const Walk& walk, i64 pair, int tile, u32 base, u32 barriers
 ) {
     const i64 all = (i64)p.cameras * p.padded_rows;
-    barrier_expect(barriers + 8 * kTileHere, 2 * kHalfBytes);
-    const i64 half = (pair * 2 + 1) * p.padded_keys * 64 + (i64)tile * kKeys * 64;  // half 1 never turns
-    copy_bulk(base + kGradKeys + kHalfBytes, p.packed_k + half, kHalfBytes, barriers + 8 * kTileHere);
-    copy_bulk(base + kGradValues + kHalfBytes, p.packed_v + half, kHalfBytes, barriers + 8 * kTileHere);
+    barrier_expect(barriers + 8 * kTileHere, 4 * kHalfBytes);
+    const i64 half = pair * 2 * p.padded_keys * 64 + (i64)tile * kKeys * 64;
+    const i64 other = half + (i64)p.padded_keys * 64;  // never turns
+    copy_bulk(base + kPacked, p.packed_k + half, kHalfBytes, barriers + 8 * kTileHere);
+    copy_bulk(base + kPacked + kHalfBytes, p.packed_v + half, kHalfBytes, barriers + 8 * kTileHere);
+    copy_bulk(base + kGradKeys + kHalfBytes, p.packed_k + other, kHalfBytes, barriers + 8 * kTileHere);
+    copy_bulk(base + kGradValues + kHalfBytes, p.packed_v + other, kHalfBytes, barriers + 8 * kTileHere);
+    const i64 tables = (int)pair / p.heads * p.tables_per_sample;  // a 64-bit division takes too many registers
     for (int step = 0; step < walk.steps(); ++step) {
         const int stage = step & 1;
         const u32 parity = (step / 2 - 1) & 1;
@@ -203,6 +257,11 @@ __device__ __forceinline__ void copy_steps(
         copy_bulk(grads_to, p.packed_grad + at, kStepHalf, grads_here);
         copy_bulk(grads_to + kStepHalf, p.packed_grad + at + all * 64, kStepHalf, grads_here);
         copy_bulk(base + kStepRows + stage * 512, p.rows + pair * all + row, 512, grads_here);
+        if (step % walk.steps_per_camera) continue;
+        const int next_camera = walk.camera(step + walk.steps_per_camera);
+        const CameraTables next = camera_tables(p, tables, next_camera, tile);
+        prefetch_bulk(next.half_vectors, 9 * kKeys * 4);
+        prefetch_bulk(next.phasors, p.key_cameras * 48);
     }
 }
 
@@ -231,7 +290,10 @@ __device__ __forceinline__ void store_key_sums(
             const TokenTurn turn(chunk, half ? p.rotation + at * 9 : nullptr, p.native + at * 32, true);
             float x[8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = staged[row * 64 + 8 * chunk.c + i];
+            for (int i = 0; i < 4; ++i) {
+                const float2 two = *(const float2*)(staged + row * 64 + 2 * sum_place(half, chunk.c, i));
+                x[2 * i] = two.x, x[2 * i + 1] = two.y;
+            }
             if (!half && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
             turn.apply(x, chunk);
             chunk.scatter(out + key * to.token, narrowed<kBf16>(x));
@@ -264,12 +326,11 @@ __device__ __forceinline__ void walk_queries(
     TurnedRow turned;  // 64 own keys and values, one row a thread
     auto load_row = [&](int camera) {
         const int row = group * 64 + thread % 64;
-        const u16* head = (thread < 64 ? p.packed_k : p.packed_v) + pair * 2 * p.padded_keys * 64;
-        const uint4* from = (const uint4*)(head + ((i64)tile * kKeys + row) * 64);
+        const char* from = shared + kPacked + (thread < 64 ? 0 : kHalfBytes) + row * 128;
         const CameraTables view = camera_tables(p, tables, camera, tile);
         turned.turn.load_half_vectors(view.half_vectors + row);
         turned.turn.load_phasors(view.phasors + 3 * camera_of(row));
-        turned.load(from, row & 7);
+        turned.load((const uint4*)from, row & 7);
     };
     auto store_row = [&]() {
         const int row = group * 64 + thread % 64;
@@ -286,8 +347,12 @@ __device__ __forceinline__ void walk_queries(
         const int camera = walk.camera(step);
         const CameraTables view = camera_tables(p, tables, camera, tile);
         if (turn) {
-            turn_sums(dk, dv, view, rows, row_cameras, lane, 1.f);
+            const CameraTables last_view = camera_tables(p, tables, walk.camera(step - 1), tile);
+            SumTurns<2> turns;
+            turns.load(0, last_view, rows, row_cameras, lane & 3);
+            turns.load(1, view, rows, row_cameras, lane & 3);
             load_row(camera);  // in this branch, too: the compiler then starts its loads while sums turn
+            turns.apply(dk, dv, {-1.f, 1.f}, lane & 3);
             named_sync<256>(1);  // nobody reads the tile in the last camera's view any more
         } else {
             load_row(camera);
@@ -378,8 +443,10 @@ __device__ __forceinline__ void walk_queries(
             pin(s);
         }
         pin(dk), pin(dv);
-        turn_sums(dk, dv, view, rows, row_cameras, lane, -1.f);
     }
+    SumTurns<1> turns;
+    turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, row_cameras, lane & 3);
+    turns.apply(dk, dv, {-1.f}, lane & 3);
     if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     const int sample = pair / p.heads, head = pair % p.heads, first_key = tile * kKeys + group * 64;
     const HeadScales scales(__ldg(p.bounds + pair));

@@ -35,6 +35,20 @@ __device__ __forceinline__ int channel(int half, int c, int slot) {
     return c == 7 && slot >= 4 ? 120 + slot : translation_channel(6 + 4 * (c - 6) + slot / 2, slot & 1);
 }
 
+// The backward pass has the words (two channels) of half 0 in another order. Its sums lie in registers, word w of every
+// chunk with lane w of a quad: there, words that turn together have the same w in neighbouring chunks.
+//   c = 0, 1, 2  x, y, z of anchors 0 to 3
+//   c = 3, 4, 5  x, y, z of anchors 4 and 5; then words 0 and 2, words 1 and 3 of translation, native pairs 14 and 15
+//   c = 6, 7     words 4, 6, 8, 10 and words 5, 7, 9, 11 of translation
+// Where word i of chunk c is there, as 4 chunks + word:
+__device__ __forceinline__ int sum_place(int half, int c, int i) {
+    if (half) return 4 * c + i;
+    if (c < 6 && i < 3) return 4 * (c / 4 * 3 + i) + c % 4;
+    if (c == 7 && i >= 2) return 20 + i;
+    const int word = c < 6 ? c : 6 + 4 * (c - 6) + i;
+    return word < 4 ? 4 * (3 + word % 2) + 2 + word / 2 : 4 * (6 + word % 2) + (word - 4) / 2;
+}
+
 struct Chunk {
     int half, c, channels[8];
     __device__ __forceinline__ Chunk(int half, int c) : half(half), c(c) {
@@ -63,6 +77,25 @@ __device__ __forceinline__ uint4 packed(const float (&x)[8]) {
     for (int i = 0; i < 8; ++i) bounded[i] = x[i] != x[i] ? x[i] : fminf(fmaxf(x[i], -kMost), kMost);  // NaN stays NaN
     return narrowed<false>(bounded);
 }
+
+// Chunks of 8 neighbouring threads, a half of one token, in the backward pass's order.
+struct SumOrder {
+    u32* words;  // of these threads, in shared memory: 32 a half
+    int c;
+    u32 lanes, places = 0;  // where its four words go: a byte each, to save registers
+    __device__ __forceinline__ SumOrder(const Chunk& chunk, u32* of_block)
+        : words(of_block + threadIdx.x / 8 * 32), c(chunk.c), lanes(0xffu << (threadIdx.x & 24)) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) places |= sum_place(chunk.half, c, i) << 8 * i;
+    }
+    __device__ __forceinline__ uint4 operator()(const uint4& chunk) const {
+        __syncwarp(lanes);  // the words before are read
+        words[places & 255] = chunk.x, words[places >> 8 & 255] = chunk.y;
+        words[places >> 16 & 255] = chunk.z, words[places >> 24] = chunk.w;
+        __syncwarp(lanes);
+        return ((const uint4*)words)[c];
+    }
+};
 
 // ---- what factors per token ----------------------------------------------------------------------------------------
 
@@ -110,8 +143,9 @@ struct TokenTurn {  // a token's own operators on one chunk, or their transposes
     }
 };
 
-// A thread per key, half and chunk; of the heads every `head_step`th.
-template <bool kBf16> __device__ void pack_keys(const PackParams& p, int block, int first_head, int head_step) {
+// A thread per key, half and chunk; of the heads every `head_step`th. For the forward or the backward pass.
+template <bool kBf16, bool kBackward = true>
+__device__ void pack_keys(const PackParams& p, int block, int first_head, int head_step) {
     const int index = block * blockDim.x + threadIdx.x;
     const int key = index / 16, sample = blockIdx.y;
     if (key >= p.padded_keys) return;
@@ -129,16 +163,23 @@ template <bool kBf16> __device__ void pack_keys(const PackParams& p, int block, 
         turn.apply(k, chunk), turn.apply(v, chunk);
         if (!chunk.half && chunk.c < 6) k[4] = -k[4], k[5] = -k[5], v[4] = -v[4], v[5] = -v[5];  // see reflect
         const i64 to = row_to * 64 + 8 * (chunk.c ^ (key & 7));
-        __stwb((uint4*)(p.packed_k + to), packed(k));  // an assignment becomes four stores
-        __stwb((uint4*)(p.packed_v + to), packed(v));
+        if constexpr (kBackward) {
+            __shared__ __align__(16) u32 staged[256 * 4];
+            const SumOrder order(chunk, staged);
+            __stwb((uint4*)(p.packed_k + to), order(packed(k)));
+            __stwb((uint4*)(p.packed_v + to), order(packed(v)));
+        } else {
+            __stwb((uint4*)(p.packed_k + to), packed(k));  // an assignment becomes four stores
+            __stwb((uint4*)(p.packed_v + to), packed(v));
+        }
     }
 }
 
 extern "C" {
 __global__ void __launch_bounds__(256) pack_keys_bf16(const __grid_constant__ PackParams p) {
-    pack_keys<true>(p, blockIdx.x, blockIdx.z, gridDim.z);
+    pack_keys<true, false>(p, blockIdx.x, blockIdx.z, gridDim.z);
 }
 __global__ void __launch_bounds__(256) pack_keys_fp16(const __grid_constant__ PackParams p) {
-    pack_keys<false>(p, blockIdx.x, blockIdx.z, gridDim.z);
+    pack_keys<false, false>(p, blockIdx.x, blockIdx.z, gridDim.z);
 }
 }

@@ -142,6 +142,8 @@ template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  
     const int token = padding ? 0 : camera * p.tokens_per_camera + within;
     const i64 at = sample * p.tables_per_sample * p.queries + token;
     const TokenTurn turn(chunk, (chunk.half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, true);
+    __shared__ __align__(16) u32 staged[256 * 4];
+    const SumOrder order(chunk, staged);
     for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {
         const i64 pair = (i64)sample * p.heads + head;
         const float2 part = __ldg(p.part_bounds + pair * kParts + threadIdx.x % kParts);
@@ -167,8 +169,8 @@ template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  
                                                : make_float2(kWeightShift - lse * kLog2E, dot * scales.error());
         turn.apply(q, chunk), turn.apply(g, chunk);
         const i64 to = ((pair * 2 + chunk.half) * all + row) * 64 + 8 * (chunk.c ^ (row & 7));
-        __stwb((uint4*)(p.packed_q + to), packed(q));
-        __stwb((uint4*)(p.packed_grad + to), narrowed<false>(g));
+        __stwb((uint4*)(p.packed_q + to), order(packed(q)));
+        __stwb((uint4*)(p.packed_grad + to), order(narrowed<false>(g)));
     }
 }
 
@@ -185,11 +187,15 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
     for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {
         const i64 pair = (i64)sample * p.heads + head;
         const float* from = p.sums + ((pair * (all / 64) + row / 64) * 2 + chunk.half) * 4096
-                            + (chunk.c * 128 + thread) * 4 + (r / 8 & 1) * 2;
+                            + thread * 4 + (r / 8 & 1) * 2;
         const float factor = HeadScales(__ldg(p.bounds + pair)).undo_errors(p.scale);
         float x[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] = factor * from[i / 2 * 4 + i % 2];
+        for (int i = 0; i < 4; ++i) {
+            const int place = sum_place(chunk.half, chunk.c, i);
+            const float2 two = *(const float2*)(from + place / 4 * 512 + place % 4 * 4);
+            x[2 * i] = factor * two.x, x[2 * i + 1] = factor * two.y;
+        }
         turn.apply(x, chunk);
         u16* to = p.grad_q.data + sample * p.grad_q.batch + head * p.grad_q.head + token * p.grad_q.token;
         chunk.scatter(to, narrowed<kBf16>(x));

@@ -75,6 +75,9 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+__device__ __forceinline__ void prefetch_bulk(const void* from, u32 bytes) {  // into the L2 cache
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // Ordinary stores to shared memory become visible to the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int kThreads> __device__ __forceinline__ void named_sync(int id) {

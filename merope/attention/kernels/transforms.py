@@ -151,7 +151,8 @@ def _table_row(
     row = tl.load(rows + line * all_tokens + token, mask=inside & (row_stride > 0), other=0)
     offset = row.to(row_stride.dtype) * row_stride + sample.to(row_stride.dtype) * sample_stride
     if PER_HEAD:
-        offset = offset + (head * head_groups // heads) * head_stride
+        there = tl.minimum(head, heads - 1)  # programs take more heads than there may be, and tables end with the last
+        offset = offset + (there * head_groups // heads) * head_stride
     return offset
 
 
