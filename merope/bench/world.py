@@ -37,6 +37,9 @@ FIRST_TEST_SEED = 100_000
 
 MANOEUVRES = ("original", "left", "right")
 
+CLIPS_AT_ONCE = 48
+"""Clips that are generated together; a clip's noise does not depend on it."""
+
 
 @dataclass(frozen=True)
 class WorldTest:
@@ -49,7 +52,6 @@ class WorldTest:
     worlds: int = 32
     turn_deg: float = 30.0  # heading that the last frame of a left or right turn gains
     steps: int = 30  # of denoising
-    batch: int = 16  # clips that are generated at once
     stretch: float = 1.0
 
     def __post_init__(self) -> None:
@@ -127,8 +129,8 @@ def generate_clips(
     """Generate every clip from its prefix; the noise of a clip depends on its world alone."""
     pipeline.set_progress_bar_config(disable=True)
     device, videos = pipeline.transformer.device, {}
-    for start in range(0, len(commanded), test.batch):
-        part = commanded[start : start + test.batch]
+    for start in range(0, len(commanded), CLIPS_AT_ONCE):
+        part = commanded[start : start + CLIPS_AT_ONCE]
         print(f"generating clip {start + 1} of {len(commanded)}", end="\r", file=sys.stderr, flush=True)
         true = torch.stack([clip.true for clip in part])
         frames = pipeline(

@@ -34,6 +34,8 @@ from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.loop import train
 
+WORKER_NICENESS = 10
+
 Stage = Literal["trained", "generated", "scored"]
 
 
@@ -240,11 +242,12 @@ def scoring_pool(workers: int) -> Iterator[Executor]:
 def _begin_worker() -> None:
     """Signals that stop training are for the process that trains, though the whole group may get them.
 
-    And workers must not fight for each other's cores.
+    And workers must not fight for cores, neither each other's nor those that training needs to keep a GPU busy.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
+    os.nice(WORKER_NICENESS)
 
 
 def _replace(file: Path, text: str) -> None:

@@ -44,5 +44,5 @@ def _test(row: str, seed: int, level: float, stretch: float, worlds: int) -> dic
             numbers |= {"auc_10": 100.0 - error, "psnr_db": 20.0 - error, "lens": "pinhole-like"}
             clips[f"world-{world}-{manoeuvre}"] = {"world": FIRST_TEST_SEED + world, "manoeuvre": manoeuvre} | numbers
     generated = {"all": {"failed_frames": 2, "frames": 39 * worlds}}
-    test = {"worlds": worlds, "turn_deg": 30.0, "steps": 30, "batch": 16, "stretch": stretch}
+    test = {"worlds": worlds, "turn_deg": 30.0, "steps": 30, "stretch": stretch}
     return {"test": test, "rows": {"generated": generated, "floor": {"all": FLOOR}}, "clips": clips}

@@ -27,7 +27,7 @@ from tests.train.tiny_runs import TINY, tiny_config
 
 CPU = torch.device("cpu")
 CLIPS_OF_TINY = WorldClips(frames=4, height=72, width=128, prefix_frames=2)
-TEST = WorldTest(worlds=1, steps=2, batch=2)
+TEST = WorldTest(worlds=1, steps=2)
 
 
 def seen_config(folder: Path) -> TrainConfig:
@@ -122,7 +122,7 @@ def test_a_row_that_has_results_is_not_made_again(tmp_path: Path, monkeypatch: p
 
 def test_the_floor_is_shared_by_rows_and_not_by_tests(tmp_path: Path) -> None:
     one, other = tiny_config(tmp_path / "one"), tiny_config(tmp_path / "other", "run.steps=9")
-    assert floor_file(one, TEST) == floor_file(other, replace(TEST, steps=50, batch=1))
+    assert floor_file(one, TEST) == floor_file(other, replace(TEST, steps=50))
     assert floor_file(one, TEST) != floor_file(one, replace(TEST, stretch=2.0))
     assert floor_file(one, TEST) != floor_file(one, replace(TEST, worlds=2))
     assert floor_file(one, TEST) != floor_file(tiny_config(tmp_path / "one", "data.frames=5"), TEST)
