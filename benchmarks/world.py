@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from merope.bench.world import WorldTest
+from merope.bench.world import benchmark_tests
 from merope.bench.world_rows import Scorer, is_scored, run_rows, scoring_pool, time_limit
 from merope.bench.world_scores import with_seed
 from merope.bench.world_table import GROUPS
@@ -35,7 +35,6 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/world"))
     parser.add_argument("--stretch", nargs="+", type=float, default=[], help="also test on paths so many times as long")
     parser.add_argument("--worlds", type=int, default=32)
-    parser.add_argument("--stretch-worlds", type=int, default=16, help="worlds of the tests that --stretch adds")
     parser.add_argument("--at-once", type=int, default=1, help="rows that are trained at the same time")
     parser.add_argument("--workers", type=int, default=8, help="processes that recover poses, of each that trains")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
@@ -53,8 +52,7 @@ def main() -> None:
 
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
-    sweep = [WorldTest(options.stretch_worlds, stretch=stretch) for stretch in options.stretch]
-    tests = [WorldTest(options.worlds), *sweep]
+    tests = benchmark_tests(options.worlds, options.stretch)
     changes = [*options.set, "run.keep_checkpoints=1"]
     rows = {row: read_config(TrainConfig, CONFIGS / f"{row}.toml", changes) for row in options.rows}
     configs = [with_seed(config, seed) for seed in options.seeds for config in rows.values()]

@@ -75,6 +75,12 @@ class WorldTest:
         return {name: stretched(path, self.stretch) for name, path in paths.items()}
 
 
+def benchmark_tests(worlds: int, stretches: Sequence[float] = ()) -> list[WorldTest]:
+    """The benchmark's own test, then one for every other stretch, in half as many worlds."""
+    others = sorted(set(stretches) - {1.0})
+    return [WorldTest(worlds), *(WorldTest((worlds + 1) // 2, stretch=stretch) for stretch in others)]
+
+
 def stretched(
     world_from_camera: Tensor,  # [T, 4, 4]
     stretch: float,

@@ -45,8 +45,8 @@ SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
 COMPARED = ("cammc", "auc_10")
 """CamMC is of the clips that both rows followed well enough to be measured; in the AUC the others are misses."""
 BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
-SAME_TEST = ("steps", "batch_size", "data", "test")
-"""What two rows must share to be compared."""
+SAME_TRAINING = ("steps", "batch_size", "data")
+"""What two rows must share to be compared, beside the test."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +89,11 @@ class Row:
         losses = [result["validation_loss"] for result in self.seeds.values()]
         return math.nan if None in losses else sum(losses) / len(losses)
 
-    def is_comparable(self, other: "Row") -> bool:
-        return all(self.any_seed[key] == other.any_seed[key] for key in SAME_TEST)
+    def is_comparable(self, other: "Row", stretch: float = 1.0) -> bool:
+        """Whether both were trained alike and tested on the same clips."""
+        tests = [row.part(seed, stretch)["test"] for row in (self, other) for seed in row.tested(stretch)[:1]]
+        is_same_test = len(tests) == 2 and tests[0] == tests[1]
+        return is_same_test and all(self.any_seed[key] == other.any_seed[key] for key in SAME_TRAINING)
 
     def part(self, seed: int, stretch: float) -> Result:
         """One test of one seed."""
@@ -111,11 +114,19 @@ def read_rows(folder: Path) -> dict[str, Row]:
     if not rows:
         raise invalid(str(folder), "a folder with results of rows", "none", "run merope bench world … --results DIR")
     for row in rows.values():
-        for key in SAME_TEST:
-            if len({json.dumps(result[key]) for result in row.seeds.values()}) > 1:
-                fix = "make the seeds of a row alike, or move some of their files away"
-                raise invalid(f"{key} of {row.name}", "the same for all seeds", "different ones", fix)
+        _check_alike(row)
     return rows
+
+
+def _check_alike(row: Row) -> None:
+    """Seeds of a row are of one training and one test at every stretch."""
+    said = {key: [result[key] for result in row.seeds.values()] for key in SAME_TRAINING}
+    for stretch in row.stretches:
+        said[f"test ×{stretch:g}"] = [row.part(seed, stretch)["test"] for seed in row.tested(stretch)]
+    for key, values in said.items():
+        if any(value != values[0] for value in values):
+            fix = "make the seeds of a row alike, or move some of their files away"
+            raise invalid(f"{key} of {row.name}", "the same for all seeds", "different ones", fix)
 
 
 def tables(rows: Mapping[str, Row], against: str = "merope") -> str:
@@ -173,7 +184,7 @@ def _loss(row: Row) -> str:
 def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> str:
     if row is against:
         return "–"
-    if not row.is_comparable(against) or not against.tested(stretch):
+    if not row.is_comparable(against, stretch):
         return "another test"
     apart = difference(row.grid(metric, stretch), against.grid(metric, stretch))
     return "no common seed" if apart is None else f"{cell(apart, sign='+')}: {verdict(apart, against.name)}"

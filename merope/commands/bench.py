@@ -20,9 +20,9 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         "--stretch",
         type=float,
         nargs="+",
-        default=[1.0],
+        default=[],
         metavar="FACTOR",
-        help="also test on paths so many times as long",
+        help="also test on paths so many times as long, in half of the worlds",
     )
     parser.add_argument("--workers", type=int, default=2, help="processes that recover poses")
     parser.add_argument(
@@ -38,7 +38,7 @@ def add_world(parser: argparse.ArgumentParser) -> None:
 
 
 def _world(options: argparse.Namespace) -> int:
-    from merope.bench.world import WorldTest
+    from merope.bench.world import benchmark_tests
     from merope.bench.world_rows import Scorer, run_rows, scoring_pool
     from merope.bench.world_scores import with_seed
     from merope.bench.world_table import Row, group_table
@@ -46,8 +46,7 @@ def _world(options: argparse.Namespace) -> int:
     from merope.train.toml_config import read_config
 
     config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
-    stretches = sorted({1.0, *options.stretch}, key=lambda stretch: (stretch != 1.0, stretch))
-    tests = [WorldTest(worlds=options.worlds, stretch=stretch) for stretch in stretches]
+    tests = benchmark_tests(options.worlds, options.stretch)
     with scoring_pool(options.workers) as pool:
         scorer = Scorer(pool, options.results)
         finished = run_rows([config], tests, scorer, options.until)

@@ -8,7 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from merope.bench.world import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world, generate_row, stretched
+from merope.bench.world import (
+    FIRST_TEST_SEED,
+    MANOEUVRES,
+    WorldTest,
+    benchmark_tests,
+    clips_of_world,
+    generate_row,
+    stretched,
+)
 from merope.bench.world_scores import lens_kind, psnr_db, score_clip, score_floor, summaries
 from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
 from merope.geometry.lenses import UnifiedCamera
@@ -117,3 +125,12 @@ def test_lenses_are_told_apart_and_grouped() -> None:
     assert set(groups) == {"all", *MANOEUVRES, lens_kind(clip.cameras.lens)}
     assert groups["all"]["clips"] == 3
     assert groups["left"]["clips"] == 1
+
+
+def test_a_sweep_has_half_of_the_worlds_and_no_stretch_twice() -> None:
+    assert benchmark_tests(32) == [WorldTest(32)]
+    assert benchmark_tests(5, [4.0, 1.0, 2.0, 4.0]) == [
+        WorldTest(5),
+        WorldTest(3, stretch=2.0),
+        WorldTest(3, stretch=4.0),
+    ]

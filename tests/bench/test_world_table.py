@@ -171,6 +171,13 @@ def test_a_sweep_compares_at_every_stretch_and_with_the_seeds_that_have_it(tmp_p
     assert lines["| gta", "×8", "1"].endswith("| another test | another test |")
     assert lines["| merope", "×4", "1"].endswith("| – | – |")
     assert lines["| ucpe", "×2", "1"].count("not separated") == 2
+    part = write_result(tmp_path, "ucpe", 0, 2.0, stretches=(1.0, 2.0), worlds=5)["sweep"]
+    write_result(tmp_path, "ucpe", 0, 2.0, sweep=part)  # its sweep is of fewer worlds
+    sweep = tables(read_rows(tmp_path)).split("### Beyond the training scale")[1]
+    assert next(line for line in sweep.splitlines() if line.startswith("| ucpe | ×2")).count("another test") == 2
+    write_result(tmp_path, "ucpe", 1, 2.0, stretches=(1.0, 2.0))
+    with pytest.raises(ValueError, match="test ×2 of ucpe must be the same for all seeds"):
+        read_rows(tmp_path)
 
 
 def test_numbers_of_a_row_are_means_over_its_clips_and_seeds(tmp_path: Path) -> None:
