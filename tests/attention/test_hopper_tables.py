@@ -4,7 +4,6 @@ import ctypes
 import math
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -140,128 +139,6 @@ def test_other_machines_and_types_are_refused_with_the_reason() -> None:
     assert "float32" in (hopper.why_not_hopper(torch.zeros(1), plan) or "")
 
 
-class Recorder:
-    """In place of the compiled kernels: keeps what they would be launched with."""
-
-    def __init__(self) -> None:
-        self.launches: dict[str, tuple[tuple[int, int, int], int, int, ctypes.Structure]] = {}
-
-    def launch(
-        self, name: str, grid: tuple[int, int, int], threads: int, shared: int, params: ctypes.Structure
-    ) -> None:
-        self.launches[name] = (grid, threads, shared, params)
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, int, int], int, int, ctypes.Structure]]:
-    recorder = Recorder()
-    monkeypatch.setattr(hopper, "module", lambda _index: recorder)
-    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
-    return recorder.launches
-
-
-def case(samples: int = 2) -> tuple[AttentionPlan, hopper_tables.HopperTables, list[Tensor]]:
-    """Cross-attention of 2 cameras of 135 tokens to 3 cameras of 70; q, k and v are views of token-major tensors."""
-    queries, keys = (Cameras(random_poses(samples, count), PINHOLE) for count in (2, 3))
-    plan = MeRoPE(128).plan(queries, (9, 15), key=keys, key_grid=(7, 10))
-    inputs = [torch.randn(samples, n, 3, 128).bfloat16().transpose(1, 2) for n in (270, 210, 210)]
-    return plan, hopper_tables.make_tables(plan), inputs
-
-
-def pointers(params: ctypes.Structure, **expected: Tensor) -> None:
-    for name, tensor in expected.items():
-        value = getattr(params, name)
-        assert (value.data if isinstance(value, hopper_module.Tokens) else value) == tensor.data_ptr(), name
-
-
-def test_forward_kernels_are_given_what_their_fields_name(launches: dict) -> None:
-    plan, tables, (q, k, v) = case()
-    out, lse = hopper._forward(q, k, v, tables.tensors(), plan.query_cameras)
-    grid, threads, _, pack = launches["pack_keys_bf16"]
-    assert (grid, threads) == ((256 * 16 // 256, 2, 3), 256)
-    pointers(pack, k=k, v=v, rotation=tables.key_rotation, native=tables.key_native)
-    assert (pack.k.batch, pack.k.head, pack.k.token) == (210 * 3 * 128, 128, 3 * 128)
-    assert (pack.tables_per_sample, pack.heads, pack.keys, pack.padded_keys) == (1, 3, 210, 256)
-    grid, threads, shared, attend = launches["attend_bf16"]
-    assert (grid, threads, shared) == ((2 * 3 * 2 * 2, 1, 1), 512, hopper.SHARED_BYTES)
-    pointers(attend, q=q, out=out, lse=lse, disparity=tables.query_disparity, rotation=tables.query_rotation)
-    pointers(attend, native=tables.query_native, half_vectors=tables.half_vectors, phasors=tables.phasors)
-    pointers(attend, key_camera=tables.key_camera)
-    assert (attend.packed_k, attend.packed_v) == (pack.packed_k, pack.packed_v)
-    assert (attend.batch, attend.heads, attend.cameras, attend.tokens_per_camera) == (2, 3, 2, 135)
-    assert (attend.queries, attend.keys, attend.padded_keys, attend.key_cameras) == (270, 210, 256, 4)
-    assert (attend.tables_per_sample, attend.scale) == (1, pytest.approx(128**-0.5))
-
-
-def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> None:
-    plan, tables, (q, k, v) = case()
-    grad, out = torch.randn(2, 2, 270, 3, 128).bfloat16().unbind(0)
-    lse = torch.randn(2, 3, 270)
-    grads = hopper._backward(grad, q, k, v, out, lse, tables.tensors(), plan.query_cameras)
-    grid, threads, _, bound = launches["bound_and_pack_bf16"]
-    assert (grid, threads, bound.head_groups) == ((32 * (2 * 3 + 1 * 3), 2, 1), 256, 3)
-    pointers(bound, grad=grad)
-    assert bound.queries == 270
-    assert (bound.grad.batch, bound.grad.head, bound.grad.token) == (270 * 3 * 128, 128, 3 * 128)
-    keys = bound.pack
-    assert (keys.tables_per_sample, keys.heads, keys.keys, keys.padded_keys) == (1, 3, 210, 256)
-    grid, threads, _, queries = launches["pack_queries_bf16"]
-    assert (grid, threads) == ((2 * 192 * 16 // 256, 2, 3), 256)
-    assert queries.part_bounds == bound.part_bounds
-    pointers(keys, k=k, v=v, rotation=tables.key_rotation, native=tables.key_native)
-    pointers(queries, q=q, out=out, grad=grad, lse=lse, disparity=tables.query_disparity)
-    pointers(queries, rotation=tables.query_rotation, native=tables.query_native)
-    grid, threads, shared, work = launches["gradients_bf16"]
-    assert (grid, threads, shared) == ((2 * 3 * 2, 1, 1), 384, hopper.GRAD_SHARED_BYTES)
-    pointers(work, grad_k=grads[1], grad_v=grads[2], rotation=tables.key_rotation, native=tables.key_native)
-    pointers(work, half_vectors=tables.half_vectors, phasors=tables.phasors, key_camera=tables.key_camera)
-    assert (work.packed_k, work.packed_v) == (keys.packed_k, keys.packed_v)
-    assert (work.packed_q, work.packed_grad, work.rows) == (queries.packed_q, queries.packed_grad, queries.rows)
-    assert (work.heads, work.cameras, work.padded_rows, work.keys) == (3, 2, 192, 210)
-    assert (work.padded_keys, work.key_cameras, work.tables_per_sample) == (256, 4, 1)
-    grid, _, _, finish = launches["finish_queries_bf16"]
-    assert queries.bounds == work.bounds == finish.bounds != bound.part_bounds
-    assert queries.sums == work.sums == finish.sums
-    assert grid == (math.ceil(270 * 16 / 256), 2, 3)
-    pointers(finish, grad_q=grads[0], disparity=tables.query_disparity, rotation=tables.query_rotation)
-    assert finish.native == tables.query_native.data_ptr()
-    for params in (queries, finish):
-        sizes = (params.heads, params.cameras, params.tokens_per_camera, params.padded_rows, params.queries)
-        assert sizes == (3, 2, 135, 192, 270)
-    assert work.scale == finish.scale == pytest.approx(128**-0.5)
-
-
-def bound_and_pack_launch(
-    samples: int, heads: int, keys: int
-) -> tuple[tuple[int, int, int], int, int, ctypes.Structure]:
-    """What `bound_and_pack` is launched with for so many padded keys, without the tensors."""
-    recorder, nothing = Recorder(), torch.empty(0)
-    one = torch.empty(1).bfloat16().as_strided((samples, heads, 1, 128), (0, 0, 0, 0))
-    packed = torch.empty(1).as_strided((2, 1, 1, keys, 1), (0, 0, 0, 0, 0))
-    tables = hopper_tables.HopperTables(*[nothing] * 8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hopper, "module", lambda _index: recorder)
-        hopper._bound_and_pack(one, one, one, nothing, packed, tables)
-    return recorder.launches["bound_and_pack_bf16"]
-
-
-def test_rows_that_are_not_aligned_are_copied(launches: dict) -> None:
-    plan, tables, (q, k, v) = case()
-    shifted = torch.randn(2, 3, 270, 129).bfloat16()[..., 1:]
-    hopper._forward(shifted, k, v, tables.tensors(), plan.query_cameras)
-    attend = launches["attend_bf16"][3]
-    assert attend.q.data not in (q.data_ptr(), shifted.data_ptr())
-    assert (attend.q.data % 16, attend.q.token) == (0, 128)
-
-
-def test_dense_queries_at_an_odd_address_are_copied(launches: dict) -> None:
-    plan, tables, (_, k, v) = case()
-    odd = torch.randn(2 * 3 * 270 * 128 + 1).bfloat16()[1:].view(2, 3, 270, 128)
-    assert odd.is_contiguous()
-    hopper._forward(odd, k, v, tables.tensors(), plan.query_cameras)
-    assert launches["attend_bf16"][3].q.data % 16 == 0
-
-
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_tables_have_the_kernels_types_whatever_the_default(default: torch.dtype) -> None:
     plan = MeRoPE(128, rotation=False).plan(Cameras(curved_drive(2), PINHOLE), (2, 3))
@@ -312,48 +189,6 @@ def test_scales_of_a_head_keep_half_precision_in_its_range(grad: float, value: f
     assert all(2.0**-149 <= x * 2.0**-grads < 2.0**128 for x in (2.0**-8, 128**-0.5 * 2.0 ** (-8 - errors)))
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    logits = q @ k.mT / 128**0.5
-    return logits.softmax(-1) @ v, logits.logsumexp(-1)
-
-
-@pytest.fixture(scope="module")
-def operator() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The registered operator with attention without any encoding in place of its kernels, on the CPU."""
-
-    @hopper._attend.register_kernel("cpu")
-    def _(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], cameras: int) -> tuple[Tensor, Tensor]:
-        out, lse = plain_attention(q, k, v)
-        return out.transpose(1, 2).contiguous(), lse
-
-    @hopper._attend_backward.register_kernel("cpu")
-    def _(grad, q, k, v, out, lse, tables, cameras):  # type: ignore[no-untyped-def]
-        grad, out = grad.transpose(1, 2), out.transpose(1, 2)
-        weights = (q @ k.mT / 128**0.5 - lse[..., None]).exp()
-        errors = weights * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) / 128**0.5
-        return tuple(x.transpose(1, 2).contiguous() for x in (errors @ k, errors.mT @ q, weights.mT @ grad))
-
-    return torch.ops.merope.attend_hopper
-
-
-def test_gradients_reach_their_inputs(operator: Callable[..., tuple[Tensor, Tensor]]) -> None:
-    q, k, v = (torch.randn(1, 2, n, 128, dtype=torch.float64, requires_grad=True) for n in (6, 5, 5))
-    out, lse = operator(q, k, v, [], 2)
-    assert not lse.requires_grad
-    grad = torch.randn_like(out)
-    expected = torch.autograd.grad(plain_attention(q, k, v)[0], (q, k, v), grad.transpose(1, 2))
-    torch.testing.assert_close(torch.autograd.grad(out, (q, k, v), grad), expected)
-
-
-def test_compiled_graphs_know_the_results_without_a_gpu(operator: Callable[..., tuple[Tensor, Tensor]]) -> None:
-    q, k, v = (torch.randn(1, 2, n, 128, requires_grad=True) for n in (6, 5, 5))
-    torch.library.opcheck(operator, (q, k, v, [], 2), test_utils=("test_schema", "test_faketensor"))
-    grad, out = torch.randn(2, 1, 6, 2, 128)
-    arguments = (grad, q.detach(), k.detach(), v.detach(), out, torch.randn(1, 2, 6), [], 2)
-    backward = torch.ops.merope.attend_hopper_backward
-    torch.library.opcheck(backward, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
 @pytest.mark.parametrize(
     ("name", "structure"),
     [
@@ -390,31 +225,6 @@ def test_shared_memory_is_what_the_kernel_lays_out() -> None:
     assert number["kParts"] == hopper.PARTS
 
 
-@given(key_blocks=st.integers(1, 120), heads=st.integers(1, 12), samples=st.integers(1, 9))
-def test_one_grid_bounds_and_packs_everything_once(key_blocks: int, heads: int, samples: int) -> None:
-    """`bound_and_pack` of hopper_grad_rows.cu, read as Python."""
-    grid, _, _, params = bound_and_pack_launch(samples, heads, keys=16 * key_blocks)
-    body = re.search(r"void bound_and_pack\(.*?\n}", SOURCE, re.DOTALL)
-    assert body is not None
-    names = {"gridDim": SimpleNamespace(x=grid[0]), "kParts": hopper.PARTS, "p": params}
-    bounded, packed = [], []
-    for block in range(grid[0]):
-        names["blockIdx"] = SimpleNamespace(x=block)
-        for name in ("per_part", "bounding", "part", "within", "packing", "index"):
-            value = re.search(rf"(?:int|,) {name} = (.*?)(?:, \w+ = |;)", body[0])
-            names[name] = eval(value[1].replace("/", "//"), {}, names)  # type: ignore[index]
-        kernel = "bound_part" if names["within"] < names["bounding"] else "pack_keys"
-        call = re.search(rf"{kernel}<kBf16>\((.*?)\);", body[0])
-        arguments = eval(f"[{call[1].replace('/', '//')}]", {}, names)  # type: ignore[index]
-        (bounded if kernel == "bound_part" else packed).append(tuple(arguments[1:]))
-    parts = {(part, head, operand) for part in range(hopper.PARTS) for head in range(heads) for operand in range(2)}
-    assert len(bounded) == len(parts)
-    assert set(bounded) == parts
-    work = [(block, head) for block, first, step in packed for head in range(first, heads, step) if block < key_blocks]
-    assert len(work) == key_blocks * heads
-    assert set(work) == {(block, head) for block in range(key_blocks) for head in range(heads)}
-
-
 def test_packed_order_is_a_permutation_of_the_heads_channels() -> None:
     """`channel` of hopper.cu, read as Python, names every channel once and keeps blocks in the half that turns them."""
     body = re.search(r"int translation_channel\(int word, int i\) { return (.*?); }", SOURCE)
@@ -427,3 +237,28 @@ def test_packed_order_is_a_permutation_of_the_heads_channels() -> None:
     grouped = [6 * c + 3 * (slot & 1) + slot // 2 for c in range(6) for slot in range(6)]
     grouped += [translation(word, i) for word in range(12) for i in range(2)]
     assert sorted(grouped) == [*range(36), *range(72, 96)]
+
+
+def c_function(name: str) -> Callable[..., int]:
+    """A function of the kernels' source that only returns integers, read as Python."""
+    found = re.search(rf"int {name}\(([^)]*)\) {{\n(.*?)\n}}", SOURCE, re.DOTALL)
+    assert found is not None
+    lines = found[2].replace("&&", "and").replace("/", "//").replace("const int ", "").replace(";", "").splitlines()
+    lines = [re.sub(r"if \((.*?)\) return", r"if \1: return", line) for line in lines]
+    lines = [re.sub(r"(= |return )(.*?) \? (.*?) : (.*)$", r"\1(\3) if \2 else (\4)", line) for line in lines]
+    names: dict[str, Callable[..., int]] = {}
+    exec(f"def {name}({found[1].replace('int ', '')}):\n" + "\n".join(lines), names)
+    return names[name]
+
+
+def test_in_the_order_of_sums_what_turns_together_is_with_one_thread() -> None:
+    """`sum_place` of hopper_channels.cuh: word w of every chunk is with lane w of a quad."""
+    place = c_function("sum_place")
+    for half in (0, 1):
+        assert sorted(place(half, c, i) for c in range(8) for i in range(4)) == list(range(32))
+    for anchor in range(6):
+        x, y, z = (place(0, anchor, i) for i in range(3))
+        assert (y, z) == (x + 4, x + 8)
+    words = [place(0, c, 3) for c in range(6)] + [place(0, 6, i) for i in range(4)] + [place(0, 7, i) for i in (0, 1)]
+    assert words[1::2] == [word + 4 for word in words[0::2]]  # cosine and sine turn the two words of a pair
+    assert [place(0, 7, i) for i in (2, 3)] == [22, 23]  # native pairs do not turn with the camera
