@@ -21,9 +21,9 @@ from merope.cli import main
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.data.video import read_video, write_video
-from merope.generate import GenerateConfig, _loaded, at_frame_rate, camera_path, read_prefix
+from merope.generate import GenerateConfig, _loaded, read_prefix
 from merope.geometry.lenses import Pinhole, UnifiedCamera
-from merope.geometry.trajectories import driving_path, interpolate
+from merope.geometry.trajectories import driving_path
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.pipeline.preflight import outline_model
 
@@ -284,63 +284,18 @@ def test_interrupted_run_leaves_nothing(files: Path, tmp_path: Path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-class TestCameraPath:
-    def config(self, trajectory: Path, **changes: Any) -> GenerateConfig:
-        options = {"height": HEIGHT, "width": WIDTH, "frames": 5, **changes}
-        return GenerateConfig("model", "branch", trajectory, Path("clip.mp4"), **options)
-
-    def test_poses_between_given_times(self) -> None:
-        path = path_of(curved_drive(20), rate_hz=10.0)
-        resampled = at_frame_rate(path, 12.0)
-        assert resampled.count == 23  # 1.9 s
-        assert path.timestamps_s is not None
-        expected = interpolate(path.world_from_camera, path.timestamps_s, torch.arange(23, dtype=torch.float64) / 12.0)
-        assert (resampled.world_from_camera - expected).abs().max() < 1e-9
-
-    def test_zoom_follows_time(self) -> None:
-        lens = Pinhole(torch.arange(50.0, 60.0), 50.0, 32.0, 16.0, WIDTH, HEIGHT)
-        resampled = at_frame_rate(path_of(straight_drive(10), rate_hz=10.0, lens=lens), 5.0)
-        assert isinstance(resampled.lens, Pinhole)
-        assert torch.as_tensor(resampled.lens.fx).tolist() == [50.0, 52.0, 54.0, 56.0, 58.0]
-
-    def test_poses_without_times_are_frames(self, tmp_path: Path) -> None:
-        formats.write(path_of(curved_drive(7)), tmp_path / "path.txt", "kitti")
-        path = camera_path(self.config(tmp_path / "path.txt", fov_deg=90.0))
-        assert (path.world_from_camera - curved_drive(5)).abs().max() < 1e-12
-        assert isinstance(path.lens, UnifiedCamera)
-        assert abs(float(path.lens.fx) - WIDTH / 2) < 1e-9
-
-    def test_lens_is_scaled_with_the_images(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        large = Pinhole(200.0, 210.0, 120.0, 66.0, 4 * WIDTH, 4 * HEIGHT)
-        formats.write(path_of(straight_drive(5), lens=large), tmp_path / "path.json")
-        lens = camera_path(self.config(tmp_path / "path.json")).lens
-        assert isinstance(lens, Pinhole)
-        assert [float(v) for v in (lens.fx, lens.fy, lens.cx, lens.cy)] == [50.0, 52.5, 30.0, 16.5]
-        assert "stretched" not in capsys.readouterr().err
-        camera_path(self.config(tmp_path / "path.json", height=2 * HEIGHT))
-        assert "stretched" in capsys.readouterr().err
-
-    def test_lens_of_another_file_and_metres_by_assertion(self, tmp_path: Path) -> None:
-        sfm = replace(path_of(straight_drive(5)), is_metric=False)
-        formats.write(sfm, tmp_path / "path.json")
-        formats.write(path_of(straight_drive(2), lens=LENS), tmp_path / "lens.json")
-        path = camera_path(self.config(tmp_path / "path.json", lens=tmp_path / "lens.json", assume_metric=True))
-        assert path.is_metric
-        assert isinstance(path.lens, Pinhole)
-        assert float(path.lens.fx) == 50.0
-
-    def test_options_reach_the_reader(self, files: Path, tmp_path: Path) -> None:
-        lens = Pinhole(320.0, 320.0, 320.0, 160.0, 640, 320)  # the file holds 0.5 of the width and 1 of the height
-        formats.write(path_of(straight_drive(9), lens=lens), tmp_path / "path.txt", "re10k")
-        options: dict[str, Any] = {"trajectory": tmp_path / "path.txt", "trajectory_format": "re10k"}
-        options |= {"trajectory_option": "image_size=[640,320]", "assume_metric": True, "frames": 5, "prefix": None}
-        assert main(arguments(files, tmp_path / "clip.mp4", **options)) == 0
-        used = formats.read(tmp_path / "clip.cameras.json")
-        assert isinstance(used.lens, Pinhole)
-        assert abs(float(used.lens.fx) - WIDTH / 2) < 1e-9
-        assert abs(float(used.lens.fy) - HEIGHT) < 1e-9
-        settings = json.loads((tmp_path / "clip.json").read_text())["settings"]
-        assert settings["trajectory_options"] == {"image_size": [640, 320]}
+def test_options_reach_the_reader(files: Path, tmp_path: Path) -> None:
+    lens = Pinhole(320.0, 320.0, 320.0, 160.0, 640, 320)  # the file holds 0.5 of the width and 1 of the height
+    formats.write(path_of(straight_drive(9), lens=lens), tmp_path / "path.txt", "re10k")
+    options: dict[str, Any] = {"trajectory": tmp_path / "path.txt", "trajectory_format": "re10k"}
+    options |= {"trajectory_option": "image_size=[640,320]", "assume_metric": True, "frames": 5, "prefix": None}
+    assert main(arguments(files, tmp_path / "clip.mp4", **options)) == 0
+    used = formats.read(tmp_path / "clip.cameras.json")
+    assert isinstance(used.lens, Pinhole)
+    assert abs(float(used.lens.fx) - WIDTH / 2) < 1e-9
+    assert abs(float(used.lens.fy) - HEIGHT) < 1e-9
+    settings = json.loads((tmp_path / "clip.json").read_text())["settings"]
+    assert settings["trajectory_options"] == {"image_size": [640, 320]}
 
 
 def test_prefix_is_taken_at_the_clips_rate(files: Path, tmp_path: Path) -> None:
