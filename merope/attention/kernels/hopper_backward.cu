@@ -7,9 +7,9 @@
 // gradients, in registers: these are always in the view of the current camera. Gradients of queries are added up in
 // memory by bulk reductions.
 // Three warpgroups: 0 and 1 own 64 keys each; one thread of 2 copies queries and output gradients to shared memory.
-// Operands are in half precision, and queries, keys and values bit for bit those of the forward pass: scores computed
-// anew then agree with its log-sum-exp, and weights sum to 1 however peaked they are. Output gradients get half
-// precision's range by a scale of their head (HeadScales in hopper_grad_rows.cu).
+// Operands are in half precision, and queries, keys and values bit for bit those of the forward pass, in another order
+// of channels (sum_place): scores computed anew then agree with its log-sum-exp but for float32's rounding of a sum.
+// Output gradients get half precision's range by a scale of their head (HeadScales in hopper_grad_rows.cu).
 
 constexpr u32 kStepBytes = 64 * 256;  // 64 queries, or what belongs to them
 constexpr u32 kStepHalf = kStepBytes / 2;

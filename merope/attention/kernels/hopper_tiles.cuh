@@ -1,4 +1,4 @@
-// Tiles of packed keys and values on their way through shared memory: copied, turned into the query camera's view, used.
+// Tiles of packed keys and values on their way through shared memory: copied, turned into the query camera's view.
 
 constexpr int kRows = 128;   // queries of a tile, all of one camera
 constexpr int kStages = 3;   // tiles in flight: being copied, turned, used
@@ -103,7 +103,8 @@ __device__ __forceinline__ void turn_pairs(u32& x, u32& y, u32 cosines, u32 sine
     y = fma2(sines, x, mul2(cosines, y));
     x = turned;
 }
-// Chunks `first` to `first` + 3 of a key's half 0. Forward and backward pass turn with these very instructions.
+// Chunks `first` to `first` + 3 of a key's half 0, in the forward pass. The backward pass has these very instructions
+// in its own order of words (TurnedRow).
 __device__ __forceinline__ void turn_chunks(uint4 (&w)[4], int first, const KeyTurn& turn) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
