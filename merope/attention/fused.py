@@ -14,14 +14,16 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from merope.attention.kernels import hopper_module
 from merope.attention.kernels.grouped import grouped_attention_backward, grouped_attention_forward
 from merope.attention.kernels.hopper import SUFFIX
 from merope.attention.kernels.hopper_tables import HopperTables, make_tables, why_not_plan
-from merope.attention.kernels.prepared import PreparedPlan, capability, kept, prepared, prepared_cameraless
-from merope.attention.kernels.support import bytes_per_camera, carried_width
+from merope.attention.kernels.prepared import PreparedPlan, cameraless, capability, kept, prepared
+from merope.attention.kernels.support import bytes_per_camera, carried_width, learns_tables
+from merope.attention.kernels.table_gradients import TableGradients, add_uses, learned_tables
 from merope.attention.kernels.transforms import turn
 from merope.attention.plan import AttentionPlan
 from merope.errors import invalid
@@ -45,16 +47,16 @@ def attend_fused(
     if hopper is not None:
         q, k, v = (_dense_channels(x) for x in (q, k, v))
         return torch.ops.merope.attend_hopper(q, k, v, hopper.tensors(), plan.query_cameras)[0].transpose(1, 2)
-    in_training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    needed = bytes_per_camera(k, carried_width(plan), in_training)
+    training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    needed = bytes_per_camera(k, carried_width(plan), training or learns_tables(plan))
     if needed > memory_budget:
         expected = f"at least {needed} bytes, what one query camera needs"
         raise invalid("memory_budget", expected, memory_budget, 'raise it or use backend="sdpa", which splits heads')
-    out = _attend(q, k, v, prepared(plan, q.dtype), memory_budget)
+    out = _attend(q, k, v, plan, memory_budget)
     chosen = plan.cameraless_queries
     if chosen.numel() == 0:
         return out
-    alone = _attend(q[:, :, chosen], k, v, prepared_cameraless(plan, q.dtype), memory_budget)
+    alone = _attend(q[:, :, chosen], k, v, cameraless(plan), memory_budget)
     plain = torch.zeros_like(out).index_copy(2, chosen, alone)
     return torch.where(plan.query_has_camera[:, None, :, None], out, plain)
 
@@ -64,12 +66,12 @@ def make_ready(q: Tensor, plan: AttentionPlan) -> None:
     if hopper_for(q, plan) is None:
         prepared(plan, q.dtype)
         if plan.cameraless_queries.numel():
-            prepared_cameraless(plan, q.dtype)
+            prepared(cameraless(plan), q.dtype)
 
 
 def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
     """Tables for the kernel that turns keys inside the attention loop, where the GPU and the plan allow it."""
-    if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != 90:
+    if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != 90 or learns_tables(plan):
         return None
     return kept(plan, "_hopper", lambda: make_tables(plan) if why_not_plan(plan) is None and _can_build() else None)
 
@@ -85,10 +87,12 @@ def _can_build() -> bool:
     return True
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, maps: PreparedPlan, memory_budget: int) -> Tensor:  # [B, H, Nq, d]
+def _attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int) -> Tensor:  # [B, H, Nq, d]
     """Every query as if it had a camera; rows after the cameras' tokens are zero."""
     q, k, v = (_dense_channels(x) for x in (q, k, v))
-    tensors, numbers = maps.pack()
+    if learns_tables(plan):
+        return _attend_learning(q, k, v, plan, memory_budget)
+    tensors, numbers = prepared(plan, q.dtype).pack()
     out: Tensor = _forward(q, k, v, tensors, numbers, memory_budget)[0]
     return out.transpose(1, 2)
 
@@ -142,7 +146,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:  # [B, Nq, H, d], keys and values [2, B, Nk, H, d]
     with torch.cuda.device_of(q):
         maps = PreparedPlan.unpack(tensors, numbers)
-        return _backward_here(grad, q, k, v, attended, lse, maps, memory_budget)
+        return _backward_here(grad, q, k, v, attended, lse, maps, memory_budget, None)
 
 
 def _backward_here(
@@ -154,14 +158,20 @@ def _backward_here(
     lse: Tensor,
     maps: PreparedPlan,
     memory_budget: int,
+    of_tables: TableGradients | None,
 ) -> tuple[Tensor, Tensor]:
-    grad_attended = turn(grad[:, : maps.queries].transpose(1, 2), maps.back_t, maps.query_tables)
-    turned = turn(q[:, :, : maps.queries], maps.turn, maps.query_tables)
+    grad, queries = grad[:, : maps.queries].transpose(1, 2), q[:, :, : maps.queries]
+    grad_attended = turn(grad, maps.back_t, maps.query_tables)
+    turned = turn(queries, maps.turn, maps.query_tables)
     grad_turned, grad_keys_values = grouped_attention_backward(
-        grad_attended, turned, k, v, attended, lse, maps, _scale(q), memory_budget
+        grad_attended, turned, k, v, attended, lse, maps, _scale(q), memory_budget, of_tables
     )
-    grad_q = turn(grad_turned.transpose(1, 2), maps.turn_t, maps.query_tables)
-    return _with_rest(grad_q, q), grad_keys_values
+    grad_turned = grad_turned.transpose(1, 2)
+    if of_tables is not None:
+        learned, where = of_tables.learned, (maps.query_tables, 0, range(1))
+        add_uses(grad_turned[:, None], queries, learned.turn, *where, out=of_tables.query)
+        add_uses(grad[:, None], attended.transpose(1, 2), learned.back, *where, out=of_tables.query)
+    return _with_rest(turn(grad_turned, maps.turn_t, maps.query_tables), q), grad_keys_values
 
 
 @_backward.register_fake
@@ -183,6 +193,41 @@ def _gradients(ctx, grad, _attended, _lse):  # type: ignore[no-untyped-def]
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_learning(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int) -> Tensor:
+    """`_attend` with gradients of the plan's tables; outside of compiled graphs, where such plans are made."""
+    learned, tables = learned_tables(plan)
+    out: Tensor = _Learning.apply(q, k, v, prepared(plan, q.dtype), learned, memory_budget, *tables)
+    return out.transpose(1, 2)
+
+
+class _Learning(torch.autograd.Function):
+    """The two operators with gradients of tables, straight to the operators' own: flat tables may be in float16."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, maps, learned, memory_budget, *_tables):  # type: ignore[no-untyped-def]
+        with torch.cuda.device_of(q):
+            out, attended, lse = _forward_here(q, k, v, maps, memory_budget)
+        # All through save_for_backward: activation checkpointing drops nothing else.
+        tensors, ctx.numbers = maps.pack()
+        ctx.save_for_backward(q, k, v, attended, lse, *tensors)
+        ctx.learned, ctx.memory_budget = learned, memory_budget
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        q, k, v, attended, lse, *tensors = ctx.saved_tensors
+        maps = PreparedPlan.unpack(tensors, ctx.numbers)
+        with torch.cuda.device_of(q):
+            of_tables = TableGradients.zeros(ctx.learned, q.device)
+            grad_q, keys_values = _backward_here(
+                grad.contiguous(), q, k, v, attended, lse, maps, ctx.memory_budget, of_tables
+            )
+        gradients = (x.transpose(1, 2) for x in (grad_q, *keys_values.unbind(0)))
+        return *gradients, None, None, None, *of_tables.by_table()
 
 
 def _with_rest(

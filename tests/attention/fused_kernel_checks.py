@@ -17,7 +17,14 @@ from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scenes import FISHEYE, PINHOLE, degenerate_cameras, mixed_cameras, random_poses, random_qkv
+from scenes import (
+    FISHEYE,
+    PINHOLE,
+    degenerate_cameras,
+    mixed_cameras,
+    random_poses,
+    random_qkv,
+)
 
 import merope
 from merope import GTA, AttentionPlan, Cameras, MeRoPE

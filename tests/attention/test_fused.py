@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +15,14 @@ from torch.nn.functional import linear
 
 import merope
 from merope import GTA, AttentionPlan, Cameras, MeRoPE
-from merope.attention import dispatch
+from merope.attention import dispatch, fused
 from merope.attention.block import attention_block
+from merope.attention.kernels import prepared as prepared_module
 from merope.attention.kernels.channel_maps import ChannelMap, SideTables
 from merope.attention.kernels.chunks import chunk_size
-from merope.attention.kernels.prepared import PreparedPlan, grouped_dtype, prepare, prepared, prepared_cameraless
+from merope.attention.kernels.prepared import PreparedPlan, cameraless, grouped_dtype, prepare, prepared
 from merope.attention.kernels.softmax_attention import kernel_for
-from merope.attention.kernels.support import carried_width
+from merope.attention.kernels.support import carried_width, why_not_fused
 from merope.encodings import ENCODINGS
 
 GRID = (1, 2)
@@ -93,7 +95,7 @@ def test_what_is_made_of_a_plan_is_made_once_and_not_of_its_changed_copies() -> 
     assert prepared(plan, torch.bfloat16) is first
     assert first.key_tables.grouped.dtype == torch.float16
     assert prepared(plan, torch.float16).key_tables.grouped.dtype == torch.float32
-    assert prepared_cameraless(plan, torch.float32) is prepared_cameraless(plan, torch.float32)
+    assert cameraless(plan) is cameraless(plan)
     some = plan.at(slice(None), slice(None))
     assert prepared(some, torch.bfloat16) is not first
     assert prepared(plan, torch.bfloat16) is first
@@ -115,6 +117,34 @@ def test_a_plan_moved_elsewhere_leaves_what_was_made_of_it_behind() -> None:
     assert not any(made is value for kept in vars(moved).values() if isinstance(kept, tuple) for value in kept)
     assert plan.to(dtype=torch.float64) is plan  # nothing to change: made of it once
     assert prepared(plan, torch.float32) is made
+
+
+def test_plans_of_one_structure_share_their_maps() -> None:
+    """A block that learns a depth makes a plan in every step: listing terms anew would take longer than attending."""
+    cameras, encoding = Cameras(random_poses(2), PINHOLE), merope.encoding("rayrope", head_dim=28)
+    first, second = (
+        prepare(encoding.plan(cameras, GRID, content=random_content(1, 4, seed)), torch.float32) for seed in (0, 1)
+    )
+    assert second.key is first.key
+    assert not torch.equal(second.key_tables.grouped, first.key_tables.grouped)
+    other_plans = [
+        plan_of(encoding, cameras, extra=1),
+        plan_of(encoding, Cameras(random_poses(3), PINHOLE)),
+        plan_of(replace(encoding, transform_values=False), cameras),
+        plan_of(merope.encoding("crepe", head_dim=28), cameras),
+    ]
+    assert all(prepare(plan, torch.float32).key is not first.key for plan in other_plans)
+
+
+def test_few_structures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_module, "_MADE", {})
+    monkeypatch.setattr(prepared_module, "STRUCTURES_KEPT", 2)
+    plans = [plan_of(GTA(), Cameras(random_poses(count), PINHOLE)) for count in (1, 2, 3)]
+    maps = [prepare(plan, torch.float32).key for plan in plans]
+    assert prepare(plans[2], torch.float32).key is maps[2]
+    assert prepare(plans[1], torch.float32).key is maps[1]
+    assert prepare(plans[0], torch.float32).key is not maps[0]
+    assert len(prepared_module._MADE) == 2
 
 
 def test_deterministic_training_does_not_use_cudnn() -> None:
@@ -174,10 +204,45 @@ def test_fused_says_why_it_cannot() -> None:
         merope.attend(q, k, v, plan, backend="fused")
     poses = random_poses(2).requires_grad_()
     learned = MeRoPE().plan(Cameras(poses, PINHOLE), GRID)
-    with pytest.raises(ValueError, match="no gradient to the plan's tables"):
+    with pytest.raises(ValueError, match="no gradient to tables of quaternions"):
         merope.attend(q, k, v, learned, backend="fused")
     with torch.no_grad(), pytest.raises(ValueError, match="needs a CUDA GPU"):
         merope.attend(q, k, v, learned, backend="fused")
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: int, samples: int) -> SimpleNamespace:
+    """What is asked of q, as if it were bfloat16 on a GPU of that compute capability."""
+    for module in (fused, prepared_module):
+        monkeypatch.setattr(module, "capability", lambda _: capability)
+    device = SimpleNamespace(index=0)
+    return SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=device, shape=(samples, 1, 4, 128))
+
+
+def test_fused_takes_plans_that_learn_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, cameras = on_a_gpu(monkeypatch, 80, samples=1), Cameras(random_poses(2), PINHOLE)
+    for name in ("rayrope", "crepe"):
+        plan = merope.encoding(name).plan(cameras, GRID, content=random_content(1, 4).requires_grad_())
+        assert why_not_fused(q, plan) is None  # type: ignore[arg-type]
+
+
+def test_deterministic_training_adds_no_gradients_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    cameras, poses = Cameras(random_poses(2), PINHOLE), random_poses(2).requires_grad_()
+    depths = merope.encoding("rayrope").plan(cameras, GRID, content=random_content(1, 4).requires_grad_())
+    rows = MeRoPE(disparity=False).plan(Cameras(poses, PINHOLE), GRID)
+    by_head = merope.encoding("urope").plan(Cameras(poses, PINHOLE), GRID)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    for plan, samples, takes in ((depths, 1, True), (depths, 2, False), (rows, 1, False), (by_head, 1, False)):
+        reason = why_not_fused(on_a_gpu(monkeypatch, 80, samples), plan)  # type: ignore[arg-type]
+        assert reason is None if takes else "deterministic algorithms are asked for" in str(reason)
+
+
+def test_the_hopper_kernel_takes_no_plan_that_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = on_a_gpu(monkeypatch, 90, samples=1)
+    monkeypatch.setattr(fused, "_can_build", lambda: True)
+    plan = MeRoPE(disparity=False).plan(Cameras(random_poses(2).requires_grad_(), PINHOLE), GRID)
+    assert fused.hopper_for(q, plan) is None  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert fused.hopper_for(q, plan) is not None  # type: ignore[arg-type]
 
 
 def test_auto_says_once_that_it_is_sdpa(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_shared_memory_is_what_the_kernel_lays_out() -> None:
 
 
 def test_packed_order_is_a_permutation_of_the_heads_channels() -> None:
-    """`channel` of hopper_channels.cuh, read as Python, names every channel once and keeps blocks in the half that turns them."""
+    """`channel` of hopper_channels.cuh names every channel once and keeps blocks in the half that turns them."""
     body = re.search(r"int translation_channel\(int word, int i\) { return (.*?); }", SOURCE)
     assert body is not None
     assert body[1] == "72 + 4 * (word / 2) + (word & 1) + 2 * i"

@@ -77,6 +77,23 @@ class ChannelMap:
         return self.index.shape[2]
 
 
+@dataclass(frozen=True, eq=False)
+class EntryMap:
+    """The terms of a map by the table entries that they use: E entries per token, at most U terms each.
+
+    index: source channel, output channel, −1 for none; and the entry's offset into the side's flat gradient
+        (`SideLayout.gradient_start`).
+    weight: sign (0 for no term), and the two numbers of the gate.
+    strides: as of `ChannelMap`, of the operator behind each entry.
+    """
+
+    index: Tensor  # int32 or int64 [U, 3, E]
+    weight: Tensor  # float32 [U, 3, E]
+    strides: Tensor  # as index [6, E]
+    gated: bool
+    per_head: bool
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where an operator's table lies in the flat buffer, and its strides there (0 along what it shares)."""
@@ -89,9 +106,17 @@ class _Place:
     group: int
     line: int
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In the order of `ChannelMap.strides`."""
+        return self.batch, self.head, self.head_groups, self.row, self.group, self.line
+
 
 class SideLayout:
-    """The operators of one side in order, and where each one's numbers lie."""
+    """The operators of one side in order, and where each one's numbers lie.
+
+    A flat gradient of the side has the shared numbers first, then the grouped ones.
+    """
 
     def __init__(self, operators: list[Operator]) -> None:
         self.operators = operators
@@ -114,7 +139,7 @@ class SideLayout:
         self.shared_numbers, self.grouped_numbers = used[False], used[True]
 
     def tables(self, has_camera: Tensor, grouped_dtype: torch.dtype) -> SideTables:
-        """The flat buffers; grouped tables are filled one query camera at a time, to hold little beside them."""
+        """The flat buffers; quaternions are written out one query camera at a time, to hold little beside them."""
         tokens, device = has_camera.shape[1], has_camera.device
         shared = torch.empty(self.shared_numbers, dtype=torch.float32, device=device)
         grouped = torch.empty(self.grouped_numbers, dtype=grouped_dtype, device=device)
@@ -124,8 +149,12 @@ class SideLayout:
             buffer = shared if operator.groups == 1 else grouped
             shape = (*operator.table.shape[:4], row_numbers(operator))
             part = buffer[place.offset :][: torch.Size(shape).numel()].view(shape)
+            table = operator.table.detach()
+            if operator.form != "quaternion":
+                part.view(table.shape).copy_(table)
+                continue
             for group in range(operator.groups):
-                part[:, :, group] = _entries(operator, group)
+                part[:, :, group] = matrix_from_quaternion(table[:, :, group]).flatten(3)
         lines = torch.stack(rows) if rows else torch.zeros((0, tokens), dtype=torch.int32, device=device)
         return SideTables(shared, grouped, lines, has_camera.to(torch.int8))
 
@@ -146,11 +175,9 @@ class SideLayout:
             if term.operator is not None:
                 place = self.places[term.operator]
                 index[term.tap][2 if place.group else 1][term.out] = place.offset + term.entry
-                numbers = (place.batch, place.head, place.head_groups, place.row, place.group, place.line)
-                for part, stride in enumerate(numbers):
+                for part, stride in enumerate(place.strides):
                     strides[part][term.out] = stride
-        wide = max(self.shared_numbers, self.grouped_numbers) >= 2**31
-        integer = torch.int64 if wide else torch.int32
+        integer = _offset_dtype(max(self.shared_numbers, self.grouped_numbers))
         used = [self.places[term.operator] for term in terms if term.operator is not None]
         return ChannelMap(
             source_width=source_width,
@@ -162,6 +189,44 @@ class SideLayout:
             grouped=any(place.group > 0 for place in used),
             per_head=any(place.head > 0 for place in used),
         )
+
+    def entry_map(self, terms: Iterable[Term], device: torch.device) -> EntryMap | None:
+        """The terms whose coefficients require a gradient, by entry; None when there are none."""
+        uses: dict[tuple[int, int], list[Term]] = {}
+        for term in terms:
+            if term.operator is not None and self.operators[term.operator].table.requires_grad:
+                uses.setdefault((term.operator, term.entry), []).append(term)
+        if not uses:
+            return None
+        most = max(map(len, uses.values()))
+        index = [[[-1] * len(uses) for _ in range(3)] for _ in range(most)]
+        weight = [[[0.0] * len(uses) for _ in range(3)] for _ in range(most)]
+        for column, ((operator, entry), users) in enumerate(sorted(uses.items())):
+            for use in range(most):
+                index[use][2][column] = self.gradient_start(operator) + entry
+            for use, term in enumerate(users):
+                index[use][0][column], index[use][1][column] = term.source, term.out
+                for part, number in enumerate((term.sign, *term.gate.value)):
+                    weight[use][part][column] = number
+        places = [self.places[operator] for operator, _ in sorted(uses)]
+        integer = _offset_dtype(self.shared_numbers + self.grouped_numbers)
+        strides = list(zip(*(place.strides for place in places), strict=True))
+        return EntryMap(
+            index=torch.tensor(index, dtype=integer, device=device),
+            weight=torch.tensor(weight, dtype=torch.float32, device=device),
+            strides=torch.tensor(strides, dtype=integer, device=device),
+            gated=any(term.gate is not Gate.ALL for users in uses.values() for term in users),
+            per_head=any(place.head > 0 for place in places),
+        )
+
+    def gradient_start(self, operator: int) -> int:
+        """Where an operator's numbers start in a flat gradient of the side."""
+        place = self.places[operator]
+        return place.offset + (self.shared_numbers if place.group else 0)
+
+
+def _offset_dtype(numbers: int) -> torch.dtype:
+    return torch.int64 if numbers >= 2**31 else torch.int32
 
 
 def row_numbers(operator: Operator) -> int:
@@ -200,9 +265,3 @@ def second_copies(plan: AttentionPlan) -> Iterator[tuple[int, int]]:
     """(carried channel, channel of the head): where camera channels of keys without a camera are carried."""
     channels = [channel for block in plan.camera_blocks for channel in range(block.start, block.stop)]
     return zip(range(plan.head_dim, plan.head_dim + len(channels)), channels, strict=True)
-
-
-def _entries(operator: Operator, group: int) -> Tensor:  # [B, H, R, numbers]
-    table = operator.table[:, :, group].detach()
-    matrices = matrix_from_quaternion(table) if operator.form == "quaternion" else table
-    return matrices.flatten(3)

@@ -10,6 +10,7 @@ from torch import Tensor
 from merope.attention.kernels.chunks import Chunk, camera_chunks
 from merope.attention.kernels.prepared import PreparedPlan
 from merope.attention.kernels.softmax_attention import attention_backward, attention_forward
+from merope.attention.kernels.table_gradients import TableGradients, add_uses
 from merope.attention.kernels.transforms import expand, reduce
 
 
@@ -48,8 +49,9 @@ def grouped_attention_backward(
     maps: PreparedPlan,
     scale: float,
     memory_budget: int,
+    of_tables: TableGradients | None,
 ) -> tuple[Tensor, Tensor]:  # [B, groups · P, H, W], [2, B, Nk, H, d]
-    """Gradients of the turned queries, and of keys and values as they came."""
+    """Gradients of the turned queries, and of keys and values as they came; those of key tables go to `of_tables`."""
     chunks = list(camera_chunks(k, maps, memory_budget, backward=True))
     split = any(len(chunk.cameras) < maps.groups for chunk in chunks)
     batch, heads, tokens, head_dim = k.shape
@@ -63,6 +65,8 @@ def grouped_attention_backward(
         grads = attention_backward(some_grad, queries, keys, values, out, lse[chunk.pairs], scale)
         grad_turned[chunk.pairs] = grads[0].transpose(1, 2)
         _collect(grads[1:], gradients[:, chunk.samples], maps, chunk)
+        if of_tables is not None:
+            _collect_tables(grads[1:], k, v, maps, chunk, of_tables)
         del keys, values, grads
     return grad_turned.view_as(turned), gradients.to(k.dtype)
 
@@ -86,3 +90,19 @@ def _collect(
     for grad, channel_map, target in zip(grads, (maps.key, maps.value), out, strict=True):
         by_sample = grad.unflatten(0, (-1, len(chunk.cameras)))
         reduce(by_sample, channel_map, *where, out=target, add=chunk.cameras.start > 0)
+
+
+def _collect_tables(
+    grads: tuple[Tensor, ...],  # of keys and values, each [pairs, H, Nk, W]
+    k: Tensor,
+    v: Tensor,
+    maps: PreparedPlan,
+    chunk: Chunk,
+    of_tables: TableGradients,
+) -> None:
+    """What the cameras of a chunk add to the gradients of key tables."""
+    entries = (of_tables.learned.key, of_tables.learned.value)
+    where = (maps.key_tables, chunk.samples.start, chunk.cameras)
+    for grad, x, used in zip(grads, (k, v), entries, strict=True):
+        by_sample = grad.unflatten(0, (-1, len(chunk.cameras)))
+        add_uses(by_sample, x[chunk.samples], used, *where, out=of_tables.key)

@@ -1,6 +1,6 @@
-"""What the fused backend makes of a plan: channel maps and their tables, once per plan."""
+"""What the fused backend makes of a plan: tables, once per plan; channel maps, once for all plans of a structure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
 from typing import Self, TypeVar, cast
 
@@ -17,10 +17,14 @@ from merope.attention.kernels.channel_maps import (
     operator_terms,
     second_copies,
 )
-from merope.attention.kernels.support import carried_width
+from merope.attention.kernels.support import carried_width, learns_tables
 from merope.attention.plan import AttentionPlan, Block
 
 T = TypeVar("T")
+SixMaps = tuple[ChannelMap, ChannelMap, ChannelMap, ChannelMap, ChannelMap, ChannelMap]
+
+STRUCTURES_KEPT = 64
+_MADE: dict[tuple[Hashable, ...], object] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +95,11 @@ def prepared(plan: AttentionPlan, dtype: torch.dtype) -> PreparedPlan:
     return kept(plan, name, lambda: prepare(plan, grouped_dtype(plan, dtype)))
 
 
-def prepared_cameraless(plan: AttentionPlan, dtype: torch.dtype) -> PreparedPlan:
-    """The maps of `plan.cameraless_queries`: only blocks that are not about cameras act on them."""
-    return prepared(kept(plan, "_fused_cameraless", lambda: cameraless_plan(plan)), dtype)
+def cameraless(plan: AttentionPlan) -> AttentionPlan:
+    """The plan of `plan.cameraless_queries`, kept; what is kept has no gradients, so where tables learn it is not."""
+    if learns_tables(plan):
+        return cameraless_plan(plan)
+    return kept(plan, "_fused_cameraless", lambda: cameraless_plan(plan))
 
 
 def kept(plan: AttentionPlan, name: str, make: Callable[[], T]) -> T:
@@ -117,7 +123,7 @@ def _made(make: Callable[[], T]) -> T:
 
 
 def cameraless_plan(plan: AttentionPlan) -> AttentionPlan:
-    """The plan of `plan.cameraless_queries` alone."""
+    """The plan of `plan.cameraless_queries` alone: only blocks that are not about cameras act on them."""
     chosen = plan.cameraless_queries
 
     def rows_of_chosen(block: Block) -> Block:
@@ -147,19 +153,72 @@ def grouped_dtype(plan: AttentionPlan, dtype: torch.dtype) -> torch.dtype:
 
 def prepare(plan: AttentionPlan, coefficients: torch.dtype) -> PreparedPlan:
     """Lay out the tables of both sides and list the terms of every map."""
-    d, device = plan.head_dim, plan.device
-    query_layout = SideLayout([block.query for block in plan.blocks if block.query is not None])
-    key_layout = SideLayout([block.key for block in plan.blocks])
+    query_layout, key_layout = side_layouts(plan)
+    return PreparedPlan(
+        plan.groups,
+        plan.tokens_per_camera if plan.groups > 1 else plan.query_tokens,
+        *made_once("channel maps", plan, lambda: _channel_maps(plan)),
+        query_layout.tables(plan.query_has_camera, torch.float32),
+        key_layout.tables(plan.key_has_camera, coefficients),
+    )
+
+
+def made_once(what: str, plan: AttentionPlan, make: Callable[[], T]) -> T:
+    """What depends on a plan's structure alone, for all plans of that structure.
+
+    Encodings that learn a depth make a plan in every block, and listing its terms takes longer than attending under it.
+    """
+    key = (what, plan.head_dim, plan.transform_values, plan.has_cameraless_keys, plan.device, *map(_shape, plan.blocks))
+    if key not in _MADE:
+        if len(_MADE) >= STRUCTURES_KEPT:
+            del _MADE[next(iter(_MADE))]
+        _MADE[key] = _made(make)
+    return cast(T, _MADE[key])
+
+
+def _shape(block: Block) -> tuple[Hashable, ...]:
+    """All that the terms of a block depend on, and which of its tables require gradients."""
+    operators = [(o.form, o.split_halves, o.table.shape, o.table.requires_grad) for o in block.operators]
+    return block.start, block.stop, block.camera, *operators
+
+
+def side_layouts(plan: AttentionPlan) -> tuple[SideLayout, SideLayout]:
+    """Of the query side and of the key side."""
+    queries = [block.query for block in plan.blocks if block.query is not None]
+    return SideLayout(queries), SideLayout([block.key for block in plan.blocks])
+
+
+@dataclass(frozen=True)
+class MapTerms:
+    """The terms of the four maps of a `PreparedPlan` that are not transposes."""
+
+    turn: list[Term]
+    key: list[Term]
+    value: list[Term]
+    back: list[Term]
+
+
+def map_terms(plan: AttentionPlan) -> MapTerms:
+    """The terms of a plan's maps; second copies of camera channels have a tap of their own."""
     output, keys = list(_query_terms(plan)), list(_key_terms(plan))
     second = list(second_copies(plan)) if plan.has_cameraless_keys else []
-    width = carried_width(plan)
-    extra = 1 + max((term.tap for term in output + keys), default=0)  # tap of the second copies
-    turn = [term.transposed() for term in output] + [Term(carried, channel, tap=extra) for carried, channel in second]
+    extra = 1 + max((term.tap for term in output + keys), default=0)
     keys += [Term(carried, channel, gate=Gate.WITHOUT_CAMERA, tap=extra) for carried, channel in second]
     plain = list(identity_terms(plan, ()))
-    values = keys if plan.transform_values else plain
     copies = [Term(channel, carried, tap=extra) for carried, channel in second]
-    back = output + copies if plan.transform_values else plain
+    return MapTerms(
+        turn=[term.transposed() for term in output + copies],
+        key=keys,
+        value=keys if plan.transform_values else plain,
+        back=output + copies if plan.transform_values else plain,
+    )
+
+
+def _channel_maps(plan: AttentionPlan) -> SixMaps:
+    """In the order of `PreparedPlan`: turn, its transpose, key, value, back, its transpose."""
+    d, width, device = plan.head_dim, carried_width(plan), plan.device
+    query_layout, key_layout = side_layouts(plan)
+    terms = map_terms(plan)
 
     def both(terms: list[Term], source: int, target: int) -> tuple[ChannelMap, ChannelMap]:
         transposed = [term.transposed() for term in terms]
@@ -168,15 +227,11 @@ def prepare(plan: AttentionPlan, coefficients: torch.dtype) -> PreparedPlan:
             query_layout.channel_map(transposed, target, source, device),
         )
 
-    return PreparedPlan(
-        plan.groups,
-        plan.tokens_per_camera if plan.groups > 1 else plan.query_tokens,
-        *both(turn, d, width),
-        key_layout.channel_map(keys, d, width, device),
-        key_layout.channel_map(values, d, width, device),
-        *both(back, width, d),
-        query_layout.tables(plan.query_has_camera, torch.float32),
-        key_layout.tables(plan.key_has_camera, coefficients),
+    return (
+        *both(terms.turn, d, width),
+        key_layout.channel_map(terms.key, d, width, device),
+        key_layout.channel_map(terms.value, d, width, device),
+        *both(terms.back, width, d),
     )
 
 

@@ -22,10 +22,9 @@ def why_not_fused(q: Tensor, plan: AttentionPlan) -> str | None:
         return f"it computes in bfloat16, float16 and float32, not in {q.dtype}"
     if torch.version.hip is not None:
         return "it is written for NVIDIA GPUs, this is a ROCm build of PyTorch"
-    if torch.is_grad_enabled() and any(
-        operator.table.requires_grad for block in plan.blocks for operator in block.operators
-    ):
-        return "its kernels give no gradient to the plan's tables, and this plan's require one"
+    reason = _why_no_table_gradients(plan, q.shape[0]) if learns_tables(plan) else None
+    if reason is not None:
+        return reason
     if not TRITON_INSTALLED:
         return "Triton is not installed (it comes with PyTorch's CUDA builds for Linux)"
     if INTERPRETED and not q.is_cuda:
@@ -38,6 +37,25 @@ def why_not_fused(q: Tensor, plan: AttentionPlan) -> str | None:
     if capability(q.device.index) < 80:
         return f"it needs compute capability 8.0 (Ampere), this GPU has {capability(q.device.index) / 10}"
     return None
+
+
+def _why_no_table_gradients(plan: AttentionPlan, samples: int) -> str | None:
+    """Why the tables of a plan that require gradients cannot get them; None when they can."""
+    learned = [operator for block in plan.blocks for operator in block.operators if operator.table.requires_grad]
+    if any(operator.form == "quaternion" for operator in learned):
+        return "its kernels give no gradient to tables of quaternions, and this plan's require one"
+    shared = any(o.rows is not None or o.table.shape[1] > 1 or o.table.shape[0] < samples for o in learned)
+    if shared and torch.are_deterministic_algorithms_enabled():
+        several = "gradients of tables by head, and of rows that tokens or samples share"
+        return f"deterministic algorithms are asked for, and it adds up {several}, in any order"
+    return None
+
+
+def learns_tables(plan: AttentionPlan) -> bool:
+    """Whether a call under this plan is to give gradients to its tables."""
+    return torch.is_grad_enabled() and any(
+        operator.table.requires_grad for block in plan.blocks for operator in block.operators
+    )
 
 
 def carried_width(plan: AttentionPlan) -> int:

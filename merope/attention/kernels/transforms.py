@@ -35,7 +35,7 @@ def turn(
     """A map that does not depend on the query camera, of samples first_sample …"""
     batch, heads, tokens, _ = x.shape
     out = x.new_empty((batch, tokens, heads, channel_map.width))
-    heads_block = _heads_block(heads, channel_map)
+    heads_block = heads_per_program(heads, channel_map.per_head)
     each = TOKENS_PER_PROGRAM if batch * tokens > PROGRAMS_TO_FILL_A_GPU else 1
     _turn[(triton.cdiv(tokens, each), batch, triton.cdiv(heads, heads_block))](
         *(x, out),
@@ -59,7 +59,7 @@ def expand(
         return turn(x, channel_map, tables, first_sample)[:, None]
     batch, heads, tokens, _ = x.shape
     out = x.new_empty((batch, len(cameras), tokens, heads, channel_map.width))
-    heads_block = _heads_block(heads, channel_map)
+    heads_block = heads_per_program(heads, channel_map.per_head)
     splits = max(1, min(len(cameras) // CAMERAS_AT_ONCE, PROGRAMS_TO_FILL_A_GPU // (batch * tokens)))
     each = triton.cdiv(len(cameras), splits)
     _expand[(tokens, batch, triton.cdiv(len(cameras), each) * triton.cdiv(heads, heads_block))](
@@ -84,7 +84,7 @@ def reduce(
 ) -> None:
     """Σ over the query cameras of the transposed map of each one's tensor."""
     batch, _, heads, tokens, _ = x.shape
-    heads_block = _heads_block(heads, channel_map)
+    heads_block = heads_per_program(heads, channel_map.per_head)
     _reduce[(tokens, batch, triton.cdiv(heads, heads_block))](
         *(x, out),
         *_arguments(channel_map, tables, first_sample, tokens, heads),
@@ -98,9 +98,9 @@ def reduce(
     )
 
 
-def _heads_block(heads: int, channel_map: ChannelMap) -> int:
+def heads_per_program(heads: int, per_head: bool) -> int:
     """Heads that share coefficients go together; coefficients of their own would fill the registers."""
-    return min(triton.next_power_of_2(heads), 2 if channel_map.per_head else HEADS_PER_PROGRAM)
+    return min(triton.next_power_of_2(heads), 2 if per_head else HEADS_PER_PROGRAM)
 
 
 def _arguments(
@@ -127,7 +127,7 @@ def _constants(channel_map: ChannelMap, heads_block: int) -> dict[str, int | boo
 
 
 @triton.jit
-def _tap(index, weight, channel, keep, tap, WIDTH: tl.constexpr, GATED: tl.constexpr):
+def load_tap(index, weight, channel, keep, tap, WIDTH: tl.constexpr, GATED: tl.constexpr):
     """One term of every channel: source, offsets into the two tables, weight without a camera, and what one adds."""
     at = tap * 3 * WIDTH + channel
     source = tl.load(index + at, mask=keep, other=-1)
@@ -143,7 +143,7 @@ def _tap(index, weight, channel, keep, tap, WIDTH: tl.constexpr, GATED: tl.const
 
 
 @triton.jit
-def _table_row(
+def table_row(
     rows, sample, token, inside, all_tokens, head, heads, line, row_stride, sample_stride, head_stride, head_groups,
     PER_HEAD: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +157,7 @@ def _table_row(
 
 
 @triton.jit
-def _channel_strides(strides, channel, keep, WIDTH: tl.constexpr):
+def channel_strides(strides, channel, keep, WIDTH: tl.constexpr):
     """Of the operator behind every channel: line of rows, row, sample, head, head groups, query camera."""
     line = tl.load(strides + 5 * WIDTH + channel, mask=keep, other=0)
     row = tl.load(strides + 3 * WIDTH + channel, mask=keep, other=0)
@@ -190,17 +190,17 @@ def _turn(
     head = (tl.program_id(2) * HEADS + tl.arange(0, HEADS))[:, None]
     channel = tl.arange(0, PADDED)[None, :]
     keep = channel < WIDTH
-    line, row, by_sample, by_head, head_groups, _ = _channel_strides(strides, channel, keep, WIDTH)
+    line, row, by_sample, by_head, head_groups, _ = channel_strides(strides, channel, keep, WIDTH)
     taps = ()
     for tap in tl.static_range(TAPS):
-        taps += (_tap(index, weight, channel, keep, tap, WIDTH, GATED),)
+        taps += (load_tap(index, weight, channel, keep, tap, WIDTH, GATED),)
     for step in range(TOKENS):
         token = tl.program_id(0).to(tl.int64) * TOKENS + step
         inside = keep & (token < tokens)
         live = inside & (head < heads)
         read = x + batch * x_batch + token * x_token
         posed = tl.load(has_camera + sample * camera_stride + token, mask=token < tokens, other=0).to(tl.float32)
-        offset = _table_row(
+        offset = table_row(
             rows, sample, token, inside, all_tokens, head, heads, line, row, by_sample, by_head, head_groups, PER_HEAD
         )
         total = tl.zeros((HEADS, PADDED), tl.float32)
@@ -232,15 +232,15 @@ def _expand(
     channel = tl.arange(0, PADDED)[None, :]
     keep = channel < WIDTH
     live = keep & (head < heads)
-    line, row, by_sample, by_head, head_groups, by_camera = _channel_strides(strides, channel, keep, WIDTH)
+    line, row, by_sample, by_head, head_groups, by_camera = channel_strides(strides, channel, keep, WIDTH)
     posed = tl.load(has_camera + sample * camera_stride + token).to(tl.float32)
-    offset = _table_row(
+    offset = table_row(
         rows, sample, token, keep, all_tokens, head, heads, line, row, by_sample, by_head, head_groups, PER_HEAD
     )
     read = x + batch * x_batch + token * x_token
     values, coefficients, factors, moves = (), (), (), ()
     for tap in tl.static_range(TAPS):
-        source, fixed, moving, without, change = _tap(index, weight, channel, keep, tap, WIDTH, GATED)
+        source, fixed, moving, without, change = load_tap(index, weight, channel, keep, tap, WIDTH, GATED)
         factor = without + change * posed if GATED else without
         values += (tl.load(read + (head * x_head + source), mask=live & (source >= 0), other=0.0).to(tl.float32),)
         coefficients += (_fixed_coefficient(shared, offset, keep, fixed, moving, source, factor),)
@@ -281,14 +281,14 @@ def _reduce(
     channel = tl.arange(0, PADDED)[None, :]
     keep = channel < WIDTH
     live = keep & (head < heads)
-    line, row, by_sample, by_head, head_groups, by_camera = _channel_strides(strides, channel, keep, WIDTH)
+    line, row, by_sample, by_head, head_groups, by_camera = channel_strides(strides, channel, keep, WIDTH)
     posed = tl.load(has_camera + sample * camera_stride + token).to(tl.float32)
-    offset = _table_row(
+    offset = table_row(
         rows, sample, token, keep, all_tokens, head, heads, line, row, by_sample, by_head, head_groups, PER_HEAD
     )
     coefficients, factors, moves, totals = (), (), (), ()
     for tap in tl.static_range(TAPS):
-        source, fixed, moving, without, change = _tap(index, weight, channel, keep, tap, WIDTH, GATED)
+        source, fixed, moving, without, change = load_tap(index, weight, channel, keep, tap, WIDTH, GATED)
         factor = without + change * posed if GATED else without
         coefficients += (_fixed_coefficient(shared, offset, keep, fixed, moving, source, factor),)
         factors += (factor,)
