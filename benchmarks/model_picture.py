@@ -100,7 +100,7 @@ def training_table(rows: Sequence[Row]) -> str:
         "step, s": number("step_s"),
         "p10 – p90": between("step"),
         "GPU computes, s": number("kernels_s"),
-        "kernels": lambda row: f"{row['kernels']:,}",
+        "kernels": lambda row: f"{row['kernels']:,}" if "kernels" in row else "",
         **THROUGHPUT,
         "steps run": lambda row: str(row["steps_run"]),
     }

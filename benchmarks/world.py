@@ -13,6 +13,7 @@ the worlds of a seed once for all.
 import argparse
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from merope.bench.world import benchmark_tests
@@ -58,7 +59,8 @@ def make_rows(options: argparse.Namespace) -> None:
     configs = [with_seed(config, seed) for seed in options.seeds for config in rows.values()]
     with scoring_pool(options.workers) as pool, time_limit(60.0 * options.minutes) as is_over:
         scorer = Scorer(pool, options.results, options.at_once)
-        run_rows(configs, tests, scorer, is_over=is_over)
+        made = partial(is_scored, tests=tests, results=options.results)
+        run_rows(configs, tests, scorer, is_over=is_over, is_made=made)
     print("wrote", ", ".join(f"{result['row']} seed {result['seed']}" for result in scorer.written) or "no row")
     left = sum(not is_scored(config, tests, options.results) for config in configs)
     print(f"{left} of {len(configs)} rows are left" + ("; the same command goes on from there" if left else ""))

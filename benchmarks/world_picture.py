@@ -13,12 +13,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from merope.bench.world_intervals import interval
-from merope.bench.world_table import COLUMNS, GROUPS, Row, read_rows
+from merope.bench.world_table import COLUMNS, EVERY_CLIP, GROUPS, Row, read_rows
 from merope.evaluate.summary import Interval
 
 MARKED = "merope"
 BETTER = {"cammc": "lower", "auc_10": "higher", "psnr_db": "higher"}
-SWEPT = ("auc_10", "psnr_db")
 
 
 def reach(values: list[Interval]) -> list[list[float]]:  # [2, rows], as matplotlib wants error bars
@@ -40,7 +39,7 @@ def draw_rows(rows: Mapping[str, Row], out: Path) -> None:
             panel.errorbar(value.mean, place, xerr=[[b] for b in bars], fmt="o", color=colour, capsize=3, ms=5)
             if name == MARKED:
                 panel.axvspan(value.low, value.high, color="tab:blue", alpha=0.12, lw=0)
-        panel.set(xlabel=f"{COLUMNS[metric]}, {better} is better")
+        panel.set(xlabel=f"{COLUMNS[metric]}, {better} is better (95 % intervals)")
         panel.grid(axis="x", lw=0.4)
     labels = [f"{name} (one seed)" if len(rows[name].seeds) == 1 else name for name in names]
     panels[0].set_yticks(places, labels)
@@ -54,8 +53,8 @@ def draw_rows(rows: Mapping[str, Row], out: Path) -> None:
 def draw_sweep(rows: Mapping[str, Row], out: Path) -> None:
     """What every clip has, however badly it was followed, against the stretch of the commanded path."""
     swept = sorted((row for row in rows.values() if len(row.stretches) > 1), key=lambda row: row.name == MARKED)
-    figure, panels = plt.subplots(1, len(SWEPT), figsize=(10, 3.8), constrained_layout=True)
-    for panel, metric in zip(panels, SWEPT, strict=True):
+    figure, panels = plt.subplots(1, len(EVERY_CLIP), figsize=(10, 3.8), constrained_layout=True)
+    for panel, metric in zip(panels, EVERY_CLIP, strict=True):
         for index, row in enumerate(swept):
             values = [interval(row.grid(metric, stretch)) for stretch in row.stretches]
             looks = {"color": "tab:blue", "lw": 2.5, "zorder": 3} if row.name == MARKED else {"lw": 1.2}

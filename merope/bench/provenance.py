@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def provenance(config: TrainConfig) -> dict[str, Any]:
         "seed": config.run.seed,
         "steps": config.run.steps,
         "batch_size": config.run.batch_size,
+        "branch": config.branch if config.branch == "none" else asdict(config.branch),
         "parameters": _parameters(config.run.out / "trained"),
         "gpu": ", ".join(sorted({piece["gpu"] for piece in pieces})),
         "torch": torch.__version__,

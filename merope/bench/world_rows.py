@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -66,6 +67,7 @@ class Scorer:
         self._floors: dict[Path, list[Future[bytes]]] = {}
         self._rows: list[_Scoring] = []
         self.written: list[dict[str, Any]] = []
+        self.failures: list[Exception] = []
 
     def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
         """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
@@ -76,10 +78,13 @@ class Scorer:
         self._rows.append(_Scoring(config, {test: self._submitted(row_jobs(config, test)) for test in tests}))
 
     def finish(self, wait: bool) -> None:
-        """Write the rows whose scores are complete; with `wait` all of them."""
+        """Write the rows whose scores are complete; with `wait` all of them. One that cannot be is among `failures`."""
         for row in [row for row in self._rows if wait or row.is_done]:
-            self.written.append(self._write(row))
             self._rows.remove(row)
+            try:
+                self.written.append(self._write(row))
+            except Exception as error:  # of a process that recovered poses: it is no fault of the next row
+                self.failures.append(_told(row.config, error))
 
     def _submitted(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
         return [self.pool.submit(score_world, job) for job in jobs]
@@ -118,13 +123,15 @@ def results_file(config: TrainConfig, results: Path) -> Path:
 
 
 def is_scored(config: TrainConfig, tests: Sequence[WorldTest], results: Path) -> bool:
-    """Whether a results folder has this row, as long a training and all tests of it."""
+    """Whether a results folder has this row: as long a training on the same clips, and all tests of it."""
     try:
         row = json.loads(results_file(config, results).read_text())
     except FileNotFoundError:
         return False
     found = [row["test"], *(part["test"] for part in row["sweep"])]
-    return row["steps"] == config.run.steps and all(asdict(test) in found for test in tests)
+    same = {"steps": config.run.steps, "batch_size": config.run.batch_size, "data": asdict(world_clips(config))}
+    is_same = all(row[key] == value for key, value in json.loads(json.dumps(same)).items())
+    return is_same and all(asdict(test) in found for test in tests)
 
 
 def run_rows(
@@ -133,11 +140,13 @@ def run_rows(
     scorer: Scorer,
     until: Stage = "scored",
     is_over: Callable[[], bool] = lambda: False,
+    is_made: Callable[[TrainConfig], bool] = lambda config: False,
 ) -> bool:
     """Row after row in one process; whether all of them are done.
 
-    Rows that another process is making are left to it. When the training of a row is stopped by a signal, or time is
-    over, nothing further is begun. A row that fails keeps no other from being made; its error comes at the end.
+    Rows that are made, or that another process is making, are left alone. When the training of a row is stopped by a
+    signal, or time is over, nothing further is begun. A row that fails keeps no other from being made; its error comes
+    at the end.
     """
     done, failures = 0, []
     with ExitStack() as claims:
@@ -146,20 +155,37 @@ def run_rows(
                 break
             if not _claimed(config, claims):
                 continue
-            if not (scorer.results and is_scored(config, tests, scorer.results)):
-                try:
-                    if not _made(config, tests, scorer, until):
-                        break
-                except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
-                    print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                    failures.append(error)
-                    _forget_model()
-                    continue
-            done += 1
+            try:
+                if not (is_made(config) or _made(config, tests, scorer, until)):
+                    break
+                done += 1
+            except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
+                failures.append(_told(config, error))
+                if not _forgotten():
+                    break
         scorer.finish(wait=True)
-    if failures:
-        raise failures[0]
+    if failures or scorer.failures:
+        raise [*failures, *scorer.failures][0]
     return done == len(configs)
+
+
+def _told(config: TrainConfig, error: Exception) -> Exception:
+    """The error without the variables of its frames: they would keep a model on the GPU while others are trained."""
+    print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__context__
+    return error
+
+
+def _forgotten() -> bool:
+    """Whether the GPU still works for this process: after some errors no call to it does, and no row can be made."""
+    try:
+        _forget_model()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _claimed(config: TrainConfig, claims: ExitStack) -> bool:
@@ -191,6 +217,7 @@ def _forget_model() -> None:
     torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
@@ -252,6 +279,6 @@ def _begin_worker() -> None:
 
 def _replace(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
+    part = file.with_suffix(f".{os.getpid()}.part")  # two processes may measure the same floor
     part.write_text(text)
     os.replace(part, file)

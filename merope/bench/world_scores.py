@@ -40,6 +40,9 @@ from merope.train.config import TrainConfig
 FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE = math.radians(2.0), 1.03, 0.04
 """How far from the command, and how noisy (of full scale), the true renders are that the estimator is tried on."""
 
+SCORING = 2
+"""Raised when the same frames get other scores: floors that were kept are then measured again."""
+
 WIDE_DEG, FISHEYE_DEG, FISHEYE_XI = 90.0, 120.0, 0.5
 
 
@@ -101,7 +104,7 @@ def _score(
         seed=clip.seed,
         manoeuvre=clip.manoeuvre,
         metrics=pose_metrics(world_from_camera, estimate.world_from_camera, valid, is_metric=True),
-        pairs=pair_errors(world_from_camera, estimate.world_from_camera, valid),
+        pairs=pair_errors(world_from_camera, estimate.world_from_camera, valid, given_frames=prefix_frames),
         psnr_db=psnr_db(video[prefix_frames:], clip.true[prefix_frames:]),
         recovered=estimate.world_from_camera,
         valid=valid,
@@ -156,7 +159,7 @@ def scores_of(worlds: Iterable[bytes]) -> list[Score]:
 
 def floor_file(config: TrainConfig, test: WorldTest) -> Path:
     """Where the floor of a test lies, beside the rows' folders: all rows with the same paths and lenses share it."""
-    clips, settings = world_clips(config), (FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE)
+    clips, settings = world_clips(config), (SCORING, FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE)
     what = repr((test.seeds, test.turn_deg, test.stretch, clips, config.objective.prefix_frames, settings))
     return config.run.out.parent / f"floor-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
 

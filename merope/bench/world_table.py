@@ -64,7 +64,7 @@ class Row:
     def stretches(self) -> tuple[float, ...]:
         """Stretches that some seed was tested at; the first is the benchmark's own."""
         found = [part["test"]["stretch"] for result in self.seeds.values() for part in parts_of(result)]
-        return tuple(dict.fromkeys(found))
+        return (found[0], *sorted(set(found) - {found[0]}))
 
     def tested(self, stretch: float) -> list[int]:
         """Seeds that were tested at a stretch."""
@@ -82,6 +82,11 @@ class Row:
         """Frames without a pose, of all frames of all seeds."""
         parts = [self.part(seed, stretch)["rows"]["generated"]["all"] for seed in self.tested(stretch)]
         return f"{sum(part['failed_frames'] for part in parts)}/{sum(part['frames'] for part in parts)}"
+
+    def measured(self, stretch: float = 1.0) -> str:
+        """Clips with pose errors, of all clips of all seeds: what the errors are means of."""
+        clips = self.grid("cammc", stretch)
+        return f"{interval(clips).count}/{clips.values.size}"
 
     @property
     def held_out_loss(self) -> float:
@@ -164,12 +169,12 @@ def _about(rows: Mapping[str, Row]) -> str:
 def group_table(rows: Sequence[Row], against: Row | None) -> str:
     """Rows with their numbers and, if there is one to compare with, how far they are from it."""
     title = [] if against is None else [f"{COLUMNS[metric]} − {against.name}" for metric in COMPARED]
-    lines = [["row", "seeds", "steps", "held-out loss", *COLUMNS.values(), "lost frames", *title]]
+    lines = [["row", "seeds", "steps", "held-out loss", *COLUMNS.values(), "measured clips", "lost frames", *title]]
     for row in rows:
         numbers = [cell(interval(row.grid(metric))) for metric in COLUMNS]
         about = [_bold(row.name, row is against), _seeds(row), f"{row.any_seed['steps']:,}", _loss(row)]
         compared = [] if against is None else [_comparison(row, against, metric) for metric in COMPARED]
-        lines.append([*about, *numbers, row.lost(), *compared])
+        lines.append([*about, *numbers, row.measured(), row.lost(), *compared])
     return _markdown(lines)
 
 
@@ -187,7 +192,9 @@ def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> st
     if not row.is_comparable(against, stretch):
         return "another test"
     apart = difference(row.grid(metric, stretch), against.grid(metric, stretch))
-    return "no common seed" if apart is None else f"{cell(apart, sign='+')}: {verdict(apart, against.name)}"
+    if apart is None:
+        return "no common seed"
+    return "–" if math.isnan(apart.mean) else f"{cell(apart, sign='+')}: {verdict(apart, against.name)}"
 
 
 def verdict(row_minus_other: Interval, other: str) -> str:
@@ -216,16 +223,19 @@ def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
         return "Open: no row has been tested on stretched paths."
     other = rows.get(against)
     apart = [] if other is None else [f"{COLUMNS[metric]} − {against}" for metric in EVERY_CLIP]
-    title = ["row", "stretch", "seeds", *(COLUMNS[metric] for metric in SWEPT), "lost frames", "floor: metric tr %"]
-    lines = [[*title, *apart]]
+    numbered = [COLUMNS[metric] for metric in SWEPT]
+    counted = ["measured clips", "lost frames", "floor: metric tr %"]
+    lines = [["row", "stretch", "seeds", "worlds", *numbered, *counted, *apart]]
     for row in swept:
         for stretch in row.stretches:
             numbers = [cell(interval(row.grid(metric, stretch))) for metric in SWEPT]
             seeds = row.tested(stretch)
-            floor = row.part(seeds[0], stretch)["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
-            about = [_bold(row.name, row is other), f"×{stretch:g}", str(len(seeds))]
+            part = row.part(seeds[0], stretch)
+            floor = part["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
+            about = [_bold(row.name, row is other), f"×{stretch:g}", str(len(seeds)), str(part["test"]["worlds"])]
             compared = [] if other is None else [_comparison(row, other, metric, stretch) for metric in EVERY_CLIP]
-            lines.append([*about, *numbers, row.lost(stretch), f"{floor:.3f}", *compared])
+            counts = [row.measured(stretch), row.lost(stretch), f"{floor:.3f}"]
+            lines.append([*about, *numbers, *counts, *compared])
     return _markdown(lines)
 
 

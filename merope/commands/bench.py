@@ -51,7 +51,8 @@ def _world(options: argparse.Namespace) -> int:
         scorer = Scorer(pool, options.results)
         finished = run_rows([config], tests, scorer, options.until)
     if not finished:
-        print("merope: stopped; the same command goes on from there", file=sys.stderr)
+        why = "stopped, or another process is making the row"
+        print(f"merope: {why}; the same command goes on from there", file=sys.stderr)
         return 130
     for result in scorer.written:
         print(group_table([Row(result["row"], {result["seed"]: result})], against=None))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,17 +31,27 @@ class KeptRenders:
     ) -> Tensor:  # uint8 [B, T, H, W, 3]
         """The clips of some seeds, rendered now if they were not before. Of several processes one renders."""
         file = self.folder / f"{_digest(clips, seeds)}.safetensors"
-        if file.exists():
-            return load_file(file)["frames"]
+        kept = _read(file)
+        if kept is not None:
+            return kept
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
-            if file.exists():
-                return load_file(file)["frames"]
+            kept = _read(file)
+            if kept is not None:
+                return kept
             frames = rendered()
             part = file.with_suffix(".part")
             save_file({"frames": frames.cpu()}, part)
             os.replace(part, file)
         return frames
+
+
+def _read(file: Path) -> Tensor | None:
+    """What is kept; nothing where a machine that went down, or a copy, has left half a file."""
+    try:
+        return load_file(file)["frames"]
+    except (FileNotFoundError, SafetensorError):
+        return None
 
 
 def _digest(clips: WorldClips, seeds: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ PosePair = tuple[PoseArray, PoseArray] | tuple[PoseArray, PoseArray, FlagArray |
 
 @dataclass(frozen=True, eq=False)
 class PairErrors:
-    """Errors of all pairs of frames i < j of one clip, from which the AUC at any threshold follows.
+    """Errors of the pairs of frames i < j of one clip, from which the AUC at any threshold follows.
 
     Infinite where there is none: both for pairs with a frame that the estimator failed on, the direction where either
     translation vanishes. Such pairs count, and are below no threshold.
@@ -50,12 +50,19 @@ def pair_errors(
     commanded: PoseArray,  # [T, 4, 4] world_from_camera
     estimated: PoseArray,  # [T, 4, 4] world_from_camera, any unit
     valid: FlagArray | None = None,  # bool [T]
+    given_frames: int = 0,
 ) -> PairErrors:
-    """Errors of the relative motions T_{i→j} of all T (T − 1) / 2 pairs of frames."""
+    """Errors of the relative motions T_{i→j} of all T (T − 1) / 2 pairs of frames.
+
+    Pairs of the first `given_frames` are left out: a model that continues them did not make their motion.
+    """
     commanded, estimated, seen = checked_paths(commanded, estimated, valid)
     if len(seen) < 2:
         raise invalid("commanded", "a path of at least two frames", f"{len(seen)}", "a single frame has no motion")
+    if not 0 <= given_frames < len(seen):
+        raise invalid("given_frames", f"in [0, {len(seen)})", given_frames, "some frame must have been generated")
     i, j = torch.triu_indices(len(seen), len(seen), offset=1)
+    i, j = i[j >= given_frames], j[j >= given_frames]
     here, there = relative(commanded[i], commanded[j]), relative(estimated[i], estimated[j])
     rotation = torch.rad2deg(rotation_angle(here[:, :3, :3], there[:, :3, :3]))
     direction = torch.rad2deg(_line_angle(here[:, :3, 3], there[:, :3, 3]))

@@ -8,7 +8,10 @@ import torch
 from torch._dynamo.utils import counters
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
-from merope.adapters.wan import attach
+from merope.adapters.camera_attention import CameraAttention
+from merope.adapters.conditioning import CameraCondition
+from merope.adapters.wan import attach, attached_branch
+from merope.attention.plan import AttentionPlan
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +73,28 @@ def test_plain_cameras_in_a_whole_graph_are_refused() -> None:
     compiled = torch.compile(transformer, fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=r"branch.prepare\(cameras, latents\)"):
         run(compiled, cameras(), **tiny_inputs())
+
+
+def test_blocks_that_make_their_own_plans_make_them_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer = tiny_wan().train()
+    branch = perturb(attach(transformer, tiny_config(encoding="rayrope", encoding_options={})))
+    eager = copy.deepcopy(transformer)
+    plan, traced = CameraAttention.plan, []
+
+    def noted(self: CameraAttention, x: torch.Tensor, condition: CameraCondition) -> AttentionPlan:
+        traced.append(torch.compiler.is_compiling())
+        return plan(self, x, condition)
+
+    monkeypatch.setattr(CameraAttention, "plan", noted)
+    transformer.compile_repeated_blocks(backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for seed in range(2):
+            clips = cameras(batch=2, seed=seed)
+            outs = [run(model, clips) for model in (transformer, eager)]
+            assert (outs[0] - outs[1]).abs().max() < 1e-5
+    ours = torch.autograd.grad(outs[0].square().sum(), list(branch.parameters()))
+    theirs = torch.autograd.grad(outs[1].square().sum(), list(attached_branch(eager).parameters()))
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+    assert traced
+    assert not any(traced)

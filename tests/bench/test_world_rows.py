@@ -2,10 +2,16 @@
 
 import json
 import os
+import pickle
 import signal
 import time
+import weakref
+from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +26,7 @@ from merope.bench.world_scores import floor_file, with_seed
 from merope.bench.world_table import Row, group_table, read_rows, tables
 from merope.cli import main
 from merope.data.world_clips import WorldClips
+from merope.train.build import world_clips
 from merope.train.checkpoint import complete
 from merope.train.config import TrainConfig
 from merope.train.loop import NonFiniteLoss, stop_requests, train
@@ -71,6 +78,7 @@ def check_what_a_result_says(result: dict) -> None:
     assert result["commit"] == source.commit()
     assert result["trained_s"] > 0
     assert result["rows_at_once"] == 1
+    assert result["branch"]["encoding"] == "merope"
     assert result["generated_s"] >= 0
     assert result["final_loss"] > 0
     assert result["validation_loss"] is None  # the tiny run has no validation
@@ -111,13 +119,18 @@ def test_a_row_that_another_process_makes_is_left_to_it(tmp_path: Path) -> None:
 def test_a_row_that_has_results_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, results = tiny_config(tmp_path / "row", "run.steps=2"), tmp_path / "results"
     results.mkdir()
-    (results / "row.json").write_text(json.dumps({"test": asdict(TEST), "sweep": [], "steps": 2}))
+    result = {"test": asdict(TEST), "sweep": [], "steps": 2, "batch_size": config.run.batch_size}
+    (results / "row.json").write_text(json.dumps(result | {"data": asdict(world_clips(config))}))
     monkeypatch.setattr(world_rows, "train", None)
     scorer = Scorer(InThisProcess(), results)
-    assert run_rows([config], [TEST], scorer)
+    assert run_rows([config], [TEST], scorer, is_made=partial(is_scored, tests=[TEST], results=results))
     assert scorer.written == []
+    more = [TEST, replace(TEST, stretch=2.0)]
     with pytest.raises(TypeError):
-        run_rows([config], [TEST, replace(TEST, stretch=2.0)], scorer)
+        run_rows([config], more, scorer, is_made=partial(is_scored, tests=more, results=results))
+    assert not is_scored(replace(config, run=replace(config.run, batch_size=8)), [TEST], results)
+    with pytest.raises(TypeError):
+        run_rows([config], [TEST], scorer)  # one row that was asked for by name
 
 
 def test_the_floor_is_shared_by_rows_and_not_by_tests(tmp_path: Path) -> None:
@@ -186,6 +199,83 @@ def test_a_row_that_diverges_keeps_no_other_from_being_made(tmp_path: Path, monk
     with pytest.raises(NonFiniteLoss, match="step 7"):
         run_rows(configs, [TEST], Scorer(InThisProcess(), None), until="trained")
     assert (tmp_path / "second" / "trained").is_dir()
+
+
+def test_what_a_failed_row_held_is_free_when_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights: list[weakref.ref[torch.nn.Module]] = []
+    held = []
+
+    def failing(config: TrainConfig) -> Path:
+        held.extend(weight() is not None for weight in weights)
+        module = torch.nn.Linear(1, 1)
+        weights.append(weakref.ref(module))
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(world_rows, "train", failing)
+    configs = [tiny_config(tmp_path / name) for name in ("first", "second")]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_rows(configs, [TEST], Scorer(InThisProcess(), None))
+    assert held == [False]
+
+
+def test_a_gpu_that_is_lost_takes_no_further_row_and_leaves_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    finished: list[bool] = []
+    scorer = Scorer(InThisProcess(), None)
+    monkeypatch.setattr(scorer, "finish", lambda wait: finished.append(wait))
+    monkeypatch.setattr(world_rows, "train", lost)
+    monkeypatch.setattr(world_rows, "_forget_model", lost)
+    configs = [tiny_config(tmp_path / name) for name in ("first", "second")]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run_rows(configs, [TEST], scorer)
+    assert finished == [True]
+    assert not configs[1].run.out.exists()
+
+
+class FirstRowCannotBeScored(InThisProcess):
+    def submit(self, call: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        job, future = arguments[0], Future[Any]()
+        if job.videos is not None and job.videos.parent.name == "first":
+            future.set_exception(OSError("a worker died"))
+        else:
+            future.set_result(pickle.dumps([]))
+        return future
+
+
+def test_a_row_that_cannot_be_scored_keeps_no_other_from_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world_rows, "train_row", lambda config: True)
+    monkeypatch.setattr(world_rows, "generate_row", lambda *_: None)
+    monkeypatch.setattr(world_rows, "summaries", lambda *_: {})
+    monkeypatch.setattr(world_rows, "scores_of_test", lambda *_: {})
+    configs = [tiny_config(tmp_path / name) for name in ("first", "second", "third")]
+    scorer = Scorer(FirstRowCannotBeScored(), None)
+    with pytest.raises(OSError, match="a worker died"):
+        run_rows(configs, [TEST], scorer)
+    assert [result["row"] for result in scorer.written] == ["second", "third"]
+
+
+def test_processes_that_write_the_same_file_leave_a_whole_one(tmp_path: Path) -> None:
+    file = tmp_path / "floor.json"
+    with get_context("spawn").Pool(2) as pool:
+        assert sum(pool.map(failed_writes, [file, file], chunksize=1)) == 0
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+def failed_writes(file: Path) -> int:
+    failed = 0
+    for _ in range(300):
+        try:
+            world_rows._replace(file, json.dumps("x" * 200_000))
+            json.loads(file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            failed += 1
+    return failed
 
 
 def test_other_processes_work_and_leave(tmp_path: Path) -> None:

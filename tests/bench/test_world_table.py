@@ -143,7 +143,7 @@ def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None
     assert line_of(text, "urope").endswith("| no common seed | no common seed |")
     assert line_of(text, "none").endswith("| another test | another test |")
     assert line_of(text, "rerope").endswith("| another test | another test |")
-    assert line_of(text, "merope").endswith("| – | – |")
+    assert line_of(text, "merope").endswith("| 48/48 | 4/624 | – | – |")
     assert "### Other rows" in text
     assert line_of(text, "my-own")
     assert "Open: raynova, rayrope, cameractrl." in text
@@ -151,11 +151,26 @@ def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None
     assert "24 clips of 8 unseen worlds" in text
     assert "rot 0.125°" in text
     sweep = text.split("### Beyond the training scale")[1]
-    assert "| **merope** | ×1 | 2 |" in sweep
-    assert "| **merope** | ×2 | 2 |" in sweep
+    assert "| **merope** | ×1 | 2 | 8 |" in sweep
+    assert "| **merope** | ×2 | 2 | 8 |" in sweep
     assert "gta" not in sweep
     assert tables(read_rows(tmp_path)) == text
     assert "CamMC − ucpe" in tables(read_rows(tmp_path), against="ucpe")
+
+
+def test_clips_without_errors_are_counted_and_nothing_is_said_where_there_is_none(tmp_path: Path) -> None:
+    write_result(tmp_path, "merope", 0, 2.0)
+    result = write_result(tmp_path, "gta", 0, 3.0)
+    for clip in list(result["clips"].values())[1:]:
+        clip["cammc"] = None
+    write_result(tmp_path, "gta", 0, 3.0, clips=result["clips"])
+    for clip in result["clips"].values():
+        clip["cammc"] = None
+    write_result(tmp_path, "ucpe", 0, 3.0, clips=result["clips"])
+    text = tables(read_rows(tmp_path))
+    assert "| 1/24 |" in line_of(text, "gta")
+    assert "| 0/24 |" in line_of(text, "ucpe")
+    assert line_of(text, "ucpe").split(" | ")[-2] == "–"
 
 
 def test_a_sweep_compares_at_every_stretch_and_with_the_seeds_that_have_it(tmp_path: Path) -> None:

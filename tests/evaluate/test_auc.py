@@ -137,3 +137,19 @@ def test_no_clips_and_single_frames_are_refused() -> None:
         pose_auc([])
     with pytest.raises(ValueError, match="at least two frames"):
         pair_errors(random_poses(1), random_poses(1))
+
+
+def test_pairs_of_frames_that_were_given_are_left_out() -> None:
+    path = curved_drive(6)
+    estimated = wobbly(path, seed=3)
+    estimated[:3] = path[:3]
+    some = pair_errors(path, estimated, given_frames=3)
+    everything = pair_errors(path, estimated)
+    assert len(everything.rotation_deg) == 15
+    assert len(some.rotation_deg) == 12
+    assert some.hits(10) == everything.hits(10) - 3 * 10
+    none_recovered = torch.tensor([True] * 3 + [False] * 3)
+    assert pair_errors(path, path, none_recovered, given_frames=3).hits(10) == 0
+    for count in (-1, 6):
+        with pytest.raises(ValueError, match="given_frames"):
+            pair_errors(path, path, given_frames=count)

@@ -1,5 +1,6 @@
 """Streams of world clips: the same clips for any split over ranks, shared renders, and one step ahead."""
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -79,7 +80,17 @@ def test_kept_renders_are_the_same_clips_and_are_rendered_once(tmp_path: Path, m
         replace(kept, clips=replace(CLIPS, frame_rate_hz=5.0)).steps([0, 1])
 
 
-def test_of_two_processes_that_want_a_clip_one_renders(tmp_path: Path) -> None:
+def test_half_a_file_of_kept_renders_is_rendered_again(tmp_path: Path) -> None:
+    kept, frames = KeptRenders(tmp_path), torch.full((1, 2, 2, 2, 3), 7, dtype=torch.uint8)
+    kept.frames(CLIPS, [3], lambda: frames)
+    (file,) = tmp_path.glob("*.safetensors")
+    for size in (0, 20, file.stat().st_size - 1):
+        os.truncate(file, size)
+        assert torch.equal(kept.frames(CLIPS, [3], lambda: frames), frames)
+        assert torch.equal(kept.frames(CLIPS, [3], lambda: frames + 1), frames)
+
+
+def test_of_two_who_want_a_clip_one_renders(tmp_path: Path) -> None:
     kept, rendered = KeptRenders(tmp_path), []
 
     def slowly() -> torch.Tensor:
