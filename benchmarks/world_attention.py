@@ -96,7 +96,7 @@ def draw(rows: list[Row], out: Path) -> None:
             colour = "tab:blue" if model.startswith("merope") else plt.get_cmap("tab10")(1 + number % 9)
             for mass in masses:
                 panel.plot(range(len(mass)), [100 * m for m in mass], marker="o", ms=3, color=colour, label=model)
-        panel.set(title=f"{length_m:g} m driven", xlabel="key frame")
+        panel.set(title=f"{length_m:g} m driven", xlabel="key frame", xticks=range(0, TRAINED.frames, 3))
         panel.grid(lw=0.4)
     panels[0].set_ylabel("attention of the last frame, %")
     panels[0].legend(fontsize=8)
