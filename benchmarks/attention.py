@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import merope
 from merope import AttentionPlan, Cameras
+from merope.bench.provenance import commit
 
 SHAPES = {  # batch, cameras, rows, columns
     "1 × 13 × 9×16": (1, 13, 9, 16),
@@ -167,14 +167,11 @@ def machine() -> dict[str, str]:
     """GPU, versions and commit, as every result file carries them."""
     import triton
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "commit": commit,
+        "commit": commit(),
     }
 
 

@@ -47,19 +47,24 @@ def name_of(row: Row) -> str:
     return NAMES.get(row["method"], str(row["method"]).replace("merope", "MeRoPE"))
 
 
+def rounded(value: float, digits: int = 3) -> str:
+    """So many significant digits; none is cut off before the decimal point."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"
+
+
 def number(name: str, digits: int = 3, factor: float = 1.0) -> Cell:
     """A cell with so many significant digits; empty where a row has no such number."""
 
     def cell(row: Row) -> str:
         value = row.get(name)
-        return "" if value is None or value != value else f"{factor * value:#.{digits}g}".rstrip(".")
+        return "" if value is None or value != value else rounded(factor * value, digits)
 
     return cell
 
 
 def between(name: str, factor: float = 1.0) -> Cell:
     """The 10th to the 90th percentile."""
-    return lambda row: f"{factor * row[f'{name}_p10_s']:#.3g} – {factor * row[f'{name}_p90_s']:#.3g}"
+    return lambda row: f"{rounded(factor * row[f'{name}_p10_s'])} – {rounded(factor * row[f'{name}_p90_s'])}"
 
 
 def table(rows: Sequence[Row], columns: dict[str, Cell]) -> str:

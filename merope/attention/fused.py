@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from merope.attention.kernels import hopper_module
 from merope.attention.kernels.grouped import grouped_attention_backward, grouped_attention_forward
@@ -41,8 +41,11 @@ def attend_fused(
     """Attention under `plan`, with at most `memory_budget` bytes of expanded keys and values at a time.
 
     q, k and v may be views of one projection [B, N, 3, H, d]: they are read as they lie, and `out.transpose(1, 2)` is
-    dense, ready for the output projection.
+    dense, ready for the output projection. Without a block there is nothing to turn: that is plain attention, and it
+    costs and rounds as such.
     """
+    if not plan.blocks:
+        return scaled_dot_product_attention(q, k, v)
     hopper = hopper_for(q, plan)
     if hopper is not None:
         q, k, v = (_dense_channels(x) for x in (q, k, v))
@@ -63,7 +66,7 @@ def attend_fused(
 
 def make_ready(q: Tensor, plan: AttentionPlan) -> None:
     """Make what is kept on a plan for inputs like q (of any shape) now: a graph of torch.compile can only find it."""
-    if hopper_for(q, plan) is None:
+    if plan.blocks and hopper_for(q, plan) is None:
         prepared(plan, q.dtype)
         if plan.cameraless_queries.numel():
             prepared(cameraless(plan), q.dtype)

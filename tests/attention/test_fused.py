@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes import FISHEYE, PINHOLE, mixed_cameras, random_content, random_poses, random_qkv
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 import merope
 from merope import GTA, AttentionPlan, Cameras, MeRoPE
@@ -243,6 +243,13 @@ def test_the_hopper_kernel_takes_no_plan_that_learns(monkeypatch: pytest.MonkeyP
     assert fused.hopper_for(q, plan) is None  # type: ignore[arg-type]
     with torch.no_grad():
         assert fused.hopper_for(q, plan) is not None  # type: ignore[arg-type]
+
+
+def test_a_plan_without_blocks_is_plain_attention_bit_for_bit() -> None:
+    plan = merope.encoding("none").plan(Cameras(random_poses(2), PINHOLE), GRID, extra_tokens=1)
+    q, k, v = (x.half() for x in random_qkv(1, 2, 5, 128))
+    fused.make_ready(q, plan)
+    assert torch.equal(fused.attend_fused(30 * q, k, v, plan, 2**30), scaled_dot_product_attention(30 * q, k, v))
 
 
 def test_auto_says_once_that_it_is_sdpa(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_tables_are_made_once_and_contiguous() -> None:
         (MeRoPE(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1), "camera for every token"),
         (MeRoPE(128).plan(Cameras(curved_drive(2), RIMMED), (9, 16)), "camera for every token"),
         (GTA(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "MeRoPE"),
-        (NoEncoding(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1), "camera for every token"),
+        (NoEncoding(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "nothing to turn"),
         (
             MeRoPE(128, disparity=False, rotation=False, translation=False).plan(
                 Cameras(curved_drive(3), PINHOLE), (2, 3), extra_tokens=5

@@ -41,6 +41,8 @@ _MINROT: WeakKeyDictionary[Operator, bool] = WeakKeyDictionary()
 
 def why_not_plan(plan: AttentionPlan) -> str | None:
     """Why a plan does not fit the kernels, whatever the device; None when it does."""
+    if not plan.blocks:
+        return "they turn keys and values, and this plan has nothing to turn"
     if plan.head_dim != 128 or any(BLOCKS.get(block.name) != (block.start, block.stop) for block in plan.blocks):
         return "they are written for MeRoPE with heads of 128 and the paper's partition"
     if not plan.transform_values:
