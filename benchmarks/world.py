@@ -4,7 +4,8 @@
     merope bench table benchmarks/results/world --out docs/world-benchmark.md
 
 Poses are recovered in other processes while the next row is trained. When the time is over the row in training writes a
-checkpoint, and the same command goes on from there; rows that are in the results folder already are left alone. Give a
+checkpoint, and the same command goes on from there; so it does after SIGTERM or Ctrl-C. Rows that are in the results
+folder already are left alone; tests that they lack (`--stretch`) are added if the weights are still there. Give a
 minute or two less than there are: what was generated is still scored. A step leaves a large GPU idle while its launches
 are prepared: `--at-once 3` trains three rows in three processes, and `--set data.keep_renders=FOLDER` has them render
 the worlds of a seed once for all.
@@ -13,24 +14,19 @@ the worlds of a seed once for all.
 import argparse
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
-
-from merope.bench.world import benchmark_tests
-from merope.bench.world_rows import Scorer, is_scored, run_rows, scoring_pool, time_limit
-from merope.bench.world_scores import with_seed
-from merope.bench.world_table import GROUPS
-from merope.train.config import TrainConfig
-from merope.train.toml_config import read_config
+from signal import SIGINT, SIGTERM, signal
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "world"
-ROWS = [row for rows in GROUPS.values() for row in rows]
+ROWS = sorted(file.stem for file in CONFIGS.glob("*.toml"))
 
 
 def main() -> None:
     """Make what is missing, in as many processes as wanted; each takes the next row that no other has."""
     parser = argparse.ArgumentParser(description="rows of the world benchmark")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--minutes", type=float, default=9.0, help="after which training is stopped")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/world"))
@@ -41,29 +37,60 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # a process that another one started
     options = parser.parse_args()
-    others = 0 if options.beside else options.at_once - 1
-    started = [subprocess.Popen([sys.executable, *sys.argv, "--beside"]) for _ in range(others)]
+    if options.at_once > 1 and not options.beside:
+        run_beside(options.at_once, [sys.executable, *sys.argv, "--beside"])
+        return
     try:
         make_rows(options)
-    finally:
-        failed = [process.args for process in started if process.wait() != 0]
-    if failed:
-        sys.exit(f"{len(failed)} of {options.at_once} processes failed; what they say is above")
+    except ValueError as error:  # something to be mended by the user, not a fault of the program
+        sys.exit(str(error))
+
+
+def run_beside(processes: int, command: list[str]) -> None:
+    """Run a command so many times at once, and stay until all are gone. SIGTERM and Ctrl-C reach every one as SIGTERM.
+
+    It is repeated, as at the end of the time: a training loop in its last step would forget it. A second Ctrl-C of a
+    terminal ends the others at once by itself.
+    """
+    asked: list[int] = []
+    for number in (SIGINT, SIGTERM):
+        signal(number, lambda number, frame: asked.append(number))
+    started = [subprocess.Popen(command) for _ in range(processes)]
+    while any(process.poll() is None for process in started):
+        for process in started if asked else ():
+            process.terminate()
+        time.sleep(1.0 if asked else 0.2)
+    stopped = (0, -SIGTERM, -SIGINT) if asked else (0,)  # who was not training when the signal came may die of it
+    if failed := sum(process.returncode not in stopped for process in started):
+        sys.exit(f"{failed} of {processes} processes failed; what they say is above")
 
 
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
+    from merope.bench.world import benchmark_tests
+    from merope.bench.world_rows import Scorer, run_rows, scoring_pool, time_limit
+    from merope.bench.world_scores import is_scored, with_seed
+    from merope.bench.world_table import GROUPS
+    from merope.train.config import TrainConfig
+    from merope.train.toml_config import read_config
+
+    names = options.rows or [row for rows in GROUPS.values() for row in rows]
     tests = benchmark_tests(options.worlds, options.stretch)
     changes = [*options.set, "run.keep_checkpoints=1"]
-    rows = {row: read_config(TrainConfig, CONFIGS / f"{row}.toml", changes) for row in options.rows}
-    configs = [with_seed(config, seed) for seed in options.seeds for config in rows.values()]
-    with scoring_pool(options.workers) as pool, time_limit(60.0 * options.minutes) as is_over:
+    rows = [read_config(TrainConfig, CONFIGS / f"{name}.toml", changes) for name in names]
+    configs = [with_seed(config, seed) for seed in options.seeds for config in rows]
+    with time_limit(60.0 * options.minutes) as is_over, scoring_pool(options.workers) as pool:
         scorer = Scorer(pool, options.results, options.at_once)
         made = partial(is_scored, tests=tests, results=options.results)
-        run_rows(configs, tests, scorer, is_over=is_over, is_made=made)
-    print("wrote", ", ".join(f"{result['row']} seed {result['seed']}" for result in scorer.written) or "no row")
-    left = sum(not is_scored(config, tests, options.results) for config in configs)
-    print(f"{left} of {len(configs)} rows are left" + ("; the same command goes on from there" if left else ""))
+        advice = ""
+        try:
+            run_rows(configs, tests, scorer, is_over=is_over, is_made=made)
+            advice = "; the same command goes on from there"
+        finally:
+            wrote = ", ".join(f"{result['row']} seed {result['seed']}" for result in scorer.written)
+            left = sum(not is_scored(config, tests, options.results) for config in configs)
+            print("wrote", wrote or "no row")
+            print(f"{left} of {len(configs)} rows are left{advice if left else ''}")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> 
     """Generate the test clips of a trained row into its folder; those of the same test and weights are kept."""
     file, part = generated_file(config, test), generated_file(config, test).with_suffix(".part")
     trained = config.run.out / "trained"
-    about = {"test": json.dumps(vars(test)), "trained": _weights_digest(trained) if trained.is_dir() else ""}
+    about = {"test": json.dumps(vars(test)), "trained": weights_digest(trained) if trained.is_dir() else ""}
     if about.items() <= about_videos(file).items():
         return file
     pipeline = load_trained(config, device)
@@ -202,7 +202,8 @@ def about_videos(file: Path) -> dict[str, str]:
         return {}
 
 
-def _weights_digest(folder: Path) -> str:
+def weights_digest(folder: Path) -> str:
+    """What tells the weights of one training from those of any other: SHA-256 of all weight files of a folder."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.safetensors")):
         digest.update(str(file.relative_to(folder)).encode())

@@ -8,11 +8,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +25,19 @@ from merope.bench.provenance import provenance, steps_done, timed_piece
 from merope.bench.world import WorldTest, generate_row
 from merope.bench.world_scores import (
     WorldJob,
+    check_nothing_is_trained_again,
     floor_file,
     floor_jobs,
+    left_alone,
+    put_together,
+    read_result,
+    results_file,
     row_jobs,
     score_world,
     scores_of,
     scores_of_test,
     summaries,
+    what_differs,
 )
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
@@ -86,6 +94,22 @@ class Scorer:
             except Exception as error:  # of a process that recovered poses: it is no fault of the next row
                 self.failures.append(_told(row.config, error))
 
+    def earlier(self, config: TrainConfig, tests: Sequence[WorldTest]) -> list[dict[str, Any]]:
+        """What was measured of the same weights before. A file of the results folder with other results is refused."""
+        found = []
+        own = read_result(config.run.out / "scores.json")
+        if own is not None:
+            if differs := what_differs(own, config, tests):
+                print(f"{config.run.out / 'scores.json'} has {differs}: it will be replaced", file=sys.stderr)
+            else:
+                found.append(own)
+        shared = None if self.results is None else read_result(results_file(config, self.results))
+        if shared is not None and self.results is not None:
+            if differs := what_differs(shared, config, tests):
+                raise left_alone(results_file(config, self.results), differs)
+            found.append(shared)
+        return found
+
     def _submitted(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
         return [self.pool.submit(score_world, job) for job in jobs]
 
@@ -95,7 +119,7 @@ class Scorer:
             scores = scores_of(_awaited(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
             parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
         about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": asdict(world_clips(row.config))}
-        text = json.dumps(about | parts[0] | {"sweep": parts[1:]}, indent=1)
+        text = json.dumps(put_together(about, parts, self.earlier(row.config, list(row.worlds))), indent=1)
         _replace(row.config.run.out / "scores.json", text)
         if self.results is not None:
             _replace(results_file(row.config, self.results), text)
@@ -118,22 +142,6 @@ def _awaited(futures: list[Future[bytes]], what: str) -> Iterator[bytes]:
     print(file=sys.stderr)
 
 
-def results_file(config: TrainConfig, results: Path) -> Path:
-    return results / f"{config.run.out.name}.json"
-
-
-def is_scored(config: TrainConfig, tests: Sequence[WorldTest], results: Path) -> bool:
-    """Whether a results folder has this row: as long a training on the same clips, and all tests of it."""
-    try:
-        row = json.loads(results_file(config, results).read_text())
-    except FileNotFoundError:
-        return False
-    found = [row["test"], *(part["test"] for part in row["sweep"])]
-    same = {"steps": config.run.steps, "batch_size": config.run.batch_size, "data": asdict(world_clips(config))}
-    is_same = all(row[key] == value for key, value in json.loads(json.dumps(same)).items())
-    return is_same and all(asdict(test) in found for test in tests)
-
-
 def run_rows(
     configs: Sequence[TrainConfig],  # each with its seed, see with_seed
     tests: Sequence[WorldTest],  # the first one is the benchmark's, the others its sweep
@@ -153,9 +161,9 @@ def run_rows(
         for config in configs:
             if is_over():
                 break
-            if not _claimed(config, claims):
-                continue
             try:
+                if not _claimed(config, claims):
+                    continue
                 if not (is_made(config) or _made(config, tests, scorer, until)):
                     break
                 done += 1
@@ -200,8 +208,10 @@ def _claimed(config: TrainConfig, claims: ExitStack) -> bool:
 
 def _made(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage) -> bool:
     """Train and generate a row and have it scored; False where training was stopped."""
+    check_nothing_is_trained_again(config, scorer.results)
     if not train_row(config):
         return False
+    scorer.earlier(config, tests)  # refused now, not when everything is generated
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for test in tests if until != "trained" else ():
         generate_row(config, test, device)
@@ -223,20 +233,19 @@ def _forget_model() -> None:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[Callable[[], bool]]:
-    """Whether the time is over; a training loop that runs then is stopped as SIGTERM stops it, with a checkpoint.
+    """Whether the time is over, or SIGTERM has come; a training loop that runs then is stopped with a checkpoint.
 
     The signal is repeated every second: a loop that is still being built does not listen yet.
     """
     over: list[int] = []
 
-    def note(number: int, frame: object) -> None:
+    def end(number: int, frame: object) -> None:
         over.append(number)
+        signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+        if number == signal.SIGALRM:
+            signal.raise_signal(signal.SIGTERM)
 
-    def alarm(number: int, frame: object) -> None:
-        over.append(number)
-        signal.raise_signal(signal.SIGTERM)
-
-    before = {n: signal.signal(n, handler) for n, handler in ((signal.SIGTERM, note), (signal.SIGALRM, alarm))}
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield lambda: bool(over)
@@ -269,12 +278,21 @@ def scoring_pool(workers: int) -> Iterator[Executor]:
 def _begin_worker() -> None:
     """Signals that stop training are for the process that trains, though the whole group may get them.
 
-    And workers must not fight for cores, neither each other's nor those that training needs to keep a GPU busy.
+    A worker leaves when that process does, however it ends: it would wait for jobs for ever. And workers must not fight
+    for cores, neither each other's nor those that training needs to keep a GPU busy.
     """
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     os.nice(WORKER_NICENESS)
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _replace(file: Path, text: str) -> None:

@@ -1,13 +1,14 @@
 """Scores of generated worlds: poses in metres against what was commanded, PSNR against what would be seen.
 
-Poses are recovered world by world, in any process (`score_world`); `scores_of_test` puts the worlds of a test together.
+Poses are recovered world by world, in any process (`score_world`); `scores_of_test` puts the worlds of a test together,
+`put_together` the tests of a row. All tests of a results file are of the same weights, and none is ever lost.
 """
 
 import hashlib
 import json
 import math
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from merope.bench.provenance import provenance, steps_done
 from merope.bench.world import (
     MANOEUVRES,
     CommandedClip,
@@ -24,9 +26,12 @@ from merope.bench.world import (
     clips_of_world,
     generated_file,
     stretched,
+    weights_digest,
 )
+from merope.bench.world_table import parts_of
 from merope.data.render import render
 from merope.data.world_clips import WorldClips, as_bytes
+from merope.errors import invalid
 from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import PoseMetrics, pose_metrics
@@ -42,6 +47,12 @@ FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE = math.radians(2.0), 1.03, 0.04
 
 SCORING = 2
 """Raised when the same frames get other scores: floors that were kept are then measured again."""
+
+UNSAID_SCORING = 2
+"""That of results files which do not say theirs."""
+
+SAME_RUN = ("row", "seed", "steps", "batch_size", "parameters", "commit", "trained_s", "final_loss", "validation_loss")
+"""What tells one run from another in results files which do not say the digest of their weights."""
 
 WIDE_DEG, FISHEYE_DEG, FISHEYE_XI = 90.0, 120.0, 0.5
 
@@ -196,11 +207,91 @@ def scores_of_test(config: TrainConfig, test: WorldTest, scores: list[Score], fl
     about, clips = about_videos(generated_file(config, test)), world_clips(config)
     return {
         "test": asdict(test),
+        "weights": about.get("trained", ""),
+        "scoring": SCORING,
         "generated_s": float(about["generated_s"]) if "generated_s" in about else None,
         "generated_on": about.get("gpu", ""),
         "rows": {"generated": summaries(scores, clips), "floor": floor},
         "clips": {score.name: score.as_dict() | {"lens": lens_kind(clips.lens(score.seed))} for score in scores},
     }
+
+
+def results_file(config: TrainConfig, results: Path) -> Path:
+    """Where a row lies in a results folder."""
+    return results / f"{config.run.out.name}.json"
+
+
+def is_scored(config: TrainConfig, tests: Sequence[WorldTest], results: Path) -> bool:
+    """Whether a results folder has this row: as long a training on the same clips, and all tests of it."""
+    row = read_result(results_file(config, results))
+    if row is None:
+        return False
+    found = [part["test"] for part in parts_of(row)]
+    same = {"steps": config.run.steps, "batch_size": config.run.batch_size, "data": asdict(world_clips(config))}
+    is_same = all(row[key] == value for key, value in json.loads(json.dumps(same)).items())
+    return is_same and all(asdict(test) in found for test in tests)
+
+
+def check_nothing_is_trained_again(config: TrainConfig, results: Path | None) -> None:
+    """Refuse to train a row that has results: those of another training can neither be added to them nor lost."""
+    done, wanted = steps_done(config), config.run.steps
+    files = {config.run.out / "scores.json": 1}  # a longer run in the same folder replaces its own
+    if results is not None:
+        files[results_file(config, results)] = wanted
+    for file, least in files.items():
+        result = read_result(file)
+        if result is not None and done < least:
+            what = ", ".join(f"×{part['test']['stretch']:g}" for part in parts_of(result))
+            got = f"{what} of {result['steps']:,} steps, while {config.run.out} has {done:,} of {wanted:,} steps"
+            raise left_alone(file, got)
+
+
+def left_alone(file: Path, got: str) -> ValueError:
+    """The error for a results file that must not be overwritten."""
+    fix = (
+        "it was left as it is, and nothing was trained; bring the folder of its run back to add tests to it, "
+        "or move it away or name another results folder to make the row anew"
+    )
+    return invalid(str(file), "absent, or made from the weights of this run with the same test", got, fix)
+
+
+def read_result(file: Path) -> dict[str, Any] | None:
+    """A results file, None where there is none."""
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def what_differs(before: Mapping[str, Any], config: TrainConfig, tests: Sequence[WorldTest]) -> str:
+    """Why tests of a row's trained weights may not stand in one file with what is in it; empty if they may."""
+    weights, asked = weights_digest(config.run.out / "trained"), {test.stretch: asdict(test) for test in tests}
+    now = provenance(config)
+    is_same_run = now["trained_s"] is not None and all(before.get(key) == now[key] for key in SAME_RUN)
+    for part in parts_of(before):
+        stretch = part["test"]["stretch"]
+        wanted = asdict(tests[0]) if part is before else asked.get(stretch)
+        if part.get("weights", weights if is_same_run else "") != weights:
+            return f"×{stretch:g} of other weights"
+        if wanted is not None and part["test"] != wanted:
+            return f"×{stretch:g} tested with {part['test']}, not {wanted}"
+        if wanted is None and part.get("scoring", UNSAID_SCORING) != SCORING:
+            return f"×{stretch:g} with scores of another version (name it after --stretch to score it again)"
+    return ""
+
+
+def put_together(
+    about: Mapping[str, Any],
+    parts: Sequence[Mapping[str, Any]],  # of the benchmark's own test, then of its sweep
+    earlier: Iterable[Mapping[str, Any]],  # results of the same weights, see what_differs
+) -> dict[str, Any]:
+    """What a results file says: the tests that were just made, and those that were made earlier and not again.
+
+    What was said of the training then stays: how many rows were trained at once is not how many are tested at once.
+    """
+    plain, sweep = dict(about), dict[float, Mapping[str, Any]]()
+    for result in earlier:
+        plain |= {key: value for key, value in result.items() if key not in parts[0]}
+        sweep |= {part["test"]["stretch"]: part for part in result["sweep"]}
+    sweep |= {part["test"]["stretch"]: part for part in parts[1:]}
+    return plain | dict(parts[0]) | {"sweep": [sweep[stretch] for stretch in sorted(sweep)]}
 
 
 def with_seed(config: TrainConfig, seed: int) -> TrainConfig:

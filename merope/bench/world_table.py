@@ -28,6 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
     "Mixed lenses": ("mixed-lenses",),
+    "Values turned or not": ("logits-only", "raynova-values"),
 }
 """Every row of configs/world, in the order in which they are to be measured."""
 

@@ -26,7 +26,10 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", type=int, default=2, help="processes that recover poses")
     parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="folder that gets a copy of the scores, for the table"
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="folder that gets a copy of the scores, for the table; other tests of the same weights stay in its file",
     )
     parser.add_argument(
         "--until",

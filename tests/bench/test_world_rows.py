@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from merope.bench import provenance as source
 from merope.bench import world_rows
 from merope.bench.world import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world, generate_row, generated_file
-from merope.bench.world_rows import InThisProcess, Scorer, is_scored, run_rows, scoring_pool, time_limit, train_row
-from merope.bench.world_scores import floor_file, with_seed
+from merope.bench.world_rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
+from merope.bench.world_scores import floor_file, is_scored, with_seed
 from merope.bench.world_table import Row, group_table, read_rows, tables
 from merope.cli import main
 from merope.data.world_clips import WorldClips
@@ -126,10 +126,10 @@ def test_a_row_that_has_results_is_not_made_again(tmp_path: Path, monkeypatch: p
     assert run_rows([config], [TEST], scorer, is_made=partial(is_scored, tests=[TEST], results=results))
     assert scorer.written == []
     more = [TEST, replace(TEST, stretch=2.0)]
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match=r"got ×1 of 2 steps, while .*row has 0 of 2 steps"):
         run_rows([config], more, scorer, is_made=partial(is_scored, tests=more, results=results))
     assert not is_scored(replace(config, run=replace(config.run, batch_size=8)), [TEST], results)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="move it away or name another results folder"):
         run_rows([config], [TEST], scorer)  # one row that was asked for by name
 
 
@@ -177,6 +177,18 @@ def test_a_loop_that_begins_after_the_deadline_is_stopped_too() -> None:
             assert stop_wanted()
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_sigterm_reaches_a_loop_that_does_not_listen_yet() -> None:
+    with time_limit(600.0) as is_over:
+        assert not is_over()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert is_over()
+        with stop_requests() as stop_wanted:
+            until = time.monotonic() + 5.0
+            while not stop_wanted() and time.monotonic() < until:
+                time.sleep(0.05)
+            assert stop_wanted()
 
 
 def test_a_row_whose_training_was_stopped_is_not_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,10 +290,27 @@ def failed_writes(file: Path) -> int:
     return failed
 
 
-def test_other_processes_work_and_leave(tmp_path: Path) -> None:
+def test_other_processes_work_and_leave_even_if_the_one_that_needs_them_is_killed() -> None:
+    fork = get_context("fork")
+    answers = fork.SimpleQueue()
+    process = fork.Process(target=killed_while_others_work, args=(answers,))
+    process.start()
+    worker, threads = answers.get(), answers.get()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert worker != process.pid
+    assert threads == 1
+    until = time.monotonic() + 10.0
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def killed_while_others_work(answers: Any) -> None:
     with scoring_pool(2) as pool:
-        assert pool.submit(os.getpid).result() != os.getpid()
-        assert pool.submit(torch.get_num_threads).result() == 1
+        answers.put(pool.submit(os.getpid).result())
+        answers.put(pool.submit(torch.get_num_threads).result())
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_tree_says_its_commit_and_an_installation_what_it_is_told(
