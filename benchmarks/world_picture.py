@@ -17,6 +17,10 @@ from merope.bench.world_table import COLUMNS, EVERY_CLIP, GROUPS, Row, read_rows
 from merope.evaluate.summary import Interval
 
 MARKED = "merope"
+SWEPT = {
+    MARKED: {"color": "tab:blue", "lw": 2.5, "zorder": 3},
+    "none": {"color": "0.6", "lw": 1.2, "ls": "--"},
+}
 BETTER = {"cammc": "lower", "auc_10": "higher", "psnr_db": "higher"}
 
 
@@ -39,7 +43,7 @@ def draw_rows(rows: Mapping[str, Row], out: Path) -> None:
             panel.errorbar(value.mean, place, xerr=[[b] for b in bars], fmt="o", color=colour, capsize=3, ms=5)
             if name == MARKED:
                 panel.axvspan(value.low, value.high, color="tab:blue", alpha=0.12, lw=0)
-        panel.set(xlabel=f"{COLUMNS[metric]}, {better} is better (95 % intervals)")
+        panel.set(xlabel=f"{COLUMNS[metric]}, {better} is better")
         panel.grid(axis="x", lw=0.4)
     labels = [f"{name} (one seed)" if len(rows[name].seeds) == 1 else name for name in names]
     panels[0].set_yticks(places, labels)
@@ -57,9 +61,7 @@ def draw_sweep(rows: Mapping[str, Row], out: Path) -> None:
     for panel, metric in zip(panels, EVERY_CLIP, strict=True):
         for index, row in enumerate(swept):
             values = [interval(row.grid(metric, stretch)) for stretch in row.stretches]
-            looks = {"color": "tab:blue", "lw": 2.5, "zorder": 3} if row.name == MARKED else {"lw": 1.2}
-            if row.name != MARKED:
-                looks["color"] = "0.6" if row.name == "none" else plt.get_cmap("tab10")(1 + index % 9)
+            looks = SWEPT.get(row.name, {"color": plt.get_cmap("Dark2")(index % 8), "lw": 1.2})
             at = [stretch * 1.012 ** (index - len(swept) / 2) for stretch in row.stretches]  # bars side by side
             means = [value.mean for value in values]
             panel.errorbar(at, means, yerr=reach(values), marker="o", ms=4, capsize=2, label=row.name, **looks)
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
     rows = read_rows(options.results)
+    options.out.mkdir(parents=True, exist_ok=True)
     draw_rows(rows, options.out / "world-rows.png")
     drawn = ["world-rows.png"]
     if any(len(row.stretches) > 1 for row in rows.values()):
