@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from merope.attention.plan import Block
-from merope.encodings.expected_phasors import expected_operators, expected_phasors
+from merope.encodings.expected_phasors import Ladder, expected_operators
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
@@ -59,7 +59,7 @@ class CRePE(Encoding):
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """One block over all whole sets of 6 channels, on adjacent pairs."""
         seen = partial(self._seen, query.lens, seen_half_angle_rad(query.lens, query.rays.device))
-        sides = expected_operators(query, key, query.rays, key.rays, seen, split_halves=False)
+        sides = expected_operators(query, key, query.rays, key.rays, seen, self._ladder(query.rays), split_halves=False)
         channels = self.head_dim // (2 * COORDINATES) * 2 * COORDINATES
         return (Block("path", 0, channels, *sides, camera=True),)
 
@@ -67,18 +67,18 @@ class CRePE(Encoding):
         self,
         lens: Lens,  # of the viewing cameras
         half_angle_rad: Tensor,  # [*lens.batch_shape]
-        viewer_from_camera: Tensor,  # [B, V, 4, 4]
-        rays: Tensor,  # [B or 1, V or 1, P, 3] unit
-        content: Tensor,  # [B or 1, V or 1, P, 2]
-    ) -> Tensor:  # [B, V, P, L, 2]
-        """Mean phasors of the paths of a camera's tokens in the image of the viewing camera."""
-        turned = rays @ viewer_from_camera[..., :3, :3].mT  # [B, V, P, 3]
+        viewer_from_camera: Tensor,  # [B, G, S, 4, 4]
+        rays: Tensor,  # [B or 1, G or 1, S, P, 3] unit
+        content: Tensor,  # [B or 1, G or 1, S, P, 2]
+    ) -> Tensor:  # [B, G, S, P, knots, 3]
+        """Paths of the tokens in the image of the viewing camera: column and row in image sizes, log range."""
+        turned = rays @ viewer_from_camera[..., :3, :3].mT  # [B, G, S, P, 3]
         ranges_m = self._log_ranges(content).exp()
-        points = turned[..., None, :] * ranges_m[..., None] + viewer_from_camera[:, :, None, None, :3, 3]
-        pixels = pixels_seen(lens, points, half_angle_rad, Z_MIN_M)  # [B, V, P, knots, 2]
+        points = turned[..., None, :] * ranges_m[..., None] + viewer_from_camera[:, :, :, None, None, :3, 3]
+        pixels = pixels_seen(lens, points, half_angle_rad, Z_MIN_M)  # [B, G, S, P, knots, 2]
         distance_m = torch.linalg.vector_norm(points, dim=-1, keepdim=True).clamp(*RANGE_M)
         image = pixels / pixels.new_tensor([lens.width, lens.height])
-        return expected_phasors(self._phases(torch.cat((image, distance_m.log()), dim=-1)))
+        return torch.cat((image, distance_m.log()), dim=-1)
 
     def _log_ranges(
         self,
@@ -91,15 +91,12 @@ class CRePE(Encoding):
         fractions = torch.linspace(0, 1, self.knots, dtype=content.dtype, device=content.device)
         return start + (end - start) * fractions
 
-    def _phases(
-        self,
-        coordinates: Tensor,  # [..., 3]
-    ) -> Tensor:  # [..., L]
-        """2π / period · coordinate, every coordinate with its own ladder of periods."""
+    def _ladder(self, like: Tensor) -> Ladder:
+        """2π / period, every coordinate with its own log-spaced periods."""
         count = self.head_dim // (2 * COORDINATES)
-        exponent = torch.linspace(0, 1, count, dtype=coordinates.dtype, device=coordinates.device)
+        exponent = torch.linspace(0, 1, count, dtype=like.dtype, device=like.device)
         ladders = [
             shortest * (longest / shortest) ** exponent
             for shortest, longest in (self.image_periods, self.image_periods, self.range_periods)
         ]
-        return (2 * math.pi * coordinates[..., None] / torch.stack(ladders)).flatten(-2)
+        return Ladder(2 * math.pi / torch.stack(ladders), coordinate_major=True)

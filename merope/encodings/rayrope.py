@@ -12,9 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from merope.attention.operators import phasors
 from merope.attention.plan import Block
-from merope.encodings.expected_phasors import expected_operators, expected_phasors
+from merope.encodings.expected_phasors import Ladder, expected_operators, kernels_run_on
 from merope.encodings.intrinsics import normalised_intrinsics, pinhole
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Tokens
@@ -26,7 +25,7 @@ COORDINATES = 12  # camera centre 3, directions 3 × 2, depths 3
 FREQUENCY_RATIO = 3.0  # of neighbouring frequencies
 CENTRE_PERIOD, DIRECTION_PERIOD = 4.0, 8.0
 DEPTH_PERIODS = {"d": 80.0, "inv_d": 80.0, "asinh_d": 8 * math.asinh(10)}
-MAX_DEPTH, MAX_DISPARITY = 10.0, 20.0  # clamps of the depth coordinate
+MOST = {"d": 10.0, "inv_d": 20.0, "asinh_d": math.asinh(10.0)}  # clamps of the depth coordinate
 MAX_LOG_DEPTH, DEPTH_RANGE = 3.0, (0.01, 100.0)  # clamps of the predicted depth
 
 
@@ -67,29 +66,53 @@ class RayRoPE(Encoding):
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """One block over all whole sets of 24 channels; channel c is paired with c + half the block."""
-        seen = partial(self._seen, *normalised_intrinsics(query, "RayRoPE"))
-        sides = expected_operators(query, key, _corner_rays(query), _corner_rays(key), seen, split_halves=True)
+        intrinsics = normalised_intrinsics(query, "RayRoPE")
+        own_rays = _corner_rays(query)
+        rays = (own_rays, own_rays if key is query else _corner_rays(key))
+        cameras = (query.origin_from_camera, key.origin_from_camera, *intrinsics, *rays)
+        in_kernel = kernels_run_on(cameras[0].device) and not any(x.requires_grad for x in cameras)
+        seen = partial(self._seen_in_kernel if in_kernel else self._seen, *intrinsics)
+        ladder = self._ladder(query.origin_from_camera)
+        sides = expected_operators(query, key, *rays, seen, ladder, split_halves=True, all_at_once=in_kernel)
         channels = self.head_dim // (2 * COORDINATES) * 2 * COORDINATES
         return (Block("rays", 0, channels, *sides, camera=True),)
 
     def _seen(
         self,
-        focal: Tensor,  # [B or 1, V or 1, 2] of the viewing cameras
-        centre: Tensor,  # [B or 1, V or 1, 2]
-        viewer_from_camera: Tensor,  # [B, V, 4, 4]
-        rays: Tensor,  # [B or 1, V or 1, P, 3 rays, 3] with z = 1
-        content: Tensor,  # [B or 1, V or 1, P, 2]
-    ) -> Tensor:  # [B, V, P, L, 2]
-        """Phasors of the rays of a camera in the frame of the viewing camera."""
-        disparity = 1 / self._depths(content)[..., None, None]  # [B, V or 1, P, ends, 1, 1]
-        translation = self.scene_scale * viewer_from_camera[:, :, None, None, None, :3, 3]
-        turned = rays @ viewer_from_camera[:, :, None, :3, :3].mT
+        focal: Tensor,  # [B or 1, G or 1, 2] of the viewing cameras
+        centre: Tensor,  # [B or 1, G or 1, 2]
+        viewer_from_camera: Tensor,  # [B, G, S, 4, 4]
+        rays: Tensor,  # [B or 1, G or 1, S, P, 3 rays, 3] with z = 1
+        content: Tensor,  # [B or 1, G or 1, S, P, 2]
+    ) -> Tensor:  # [B, G, S, P, ends, 12]
+        """Camera centre, directions and depths at both ends of the interval, in the frame of the viewing camera."""
+        disparity = 1 / self._depths(content)[..., None, None]  # [B, G or 1, S, P, ends, 1, 1]
+        translation = self.scene_scale * viewer_from_camera[:, :, :, None, None, None, :3, 3]
+        turned = rays @ viewer_from_camera[:, :, :, None, :3, :3].mT
         # Homogeneous points (m, 1 / depth): their scale cancels in the directions.
-        points = turned[..., None, :, :] + translation * disparity  # [B, V, P, ends, rays, 3]
+        points = turned[..., None, :, :] + translation * disparity  # [B, G, S, P, ends, rays, 3]
         directions = _directions(points, focal, centre).flatten(-2)
         depths = self._depth_coordinate(points[..., 2], disparity.squeeze(-1))
         centres = translation.squeeze(-2).expand(*depths.shape[:-1], 3)
-        return self._phasors(torch.cat((centres, directions, depths), dim=-1))
+        return torch.cat((centres, directions, depths), dim=-1)
+
+    def _seen_in_kernel(
+        self, focal: Tensor, centre: Tensor, viewer_from_camera: Tensor, rays: Tensor, content: Tensor
+    ) -> Tensor:  # [B, G, S, P, ends, 12]
+        """`_seen` of cameras that need no gradients, on a GPU: cameras that all viewers see, or each its own."""
+        from merope.encodings.kernels.ray_coordinates import ray_coordinates
+
+        scale = viewer_from_camera.new_tensor([1.0, 1.0, 1.0, self.scene_scale])  # of columns: the last translates
+        poses, disparity = (viewer_from_camera[..., :3, :] * scale).contiguous(), 1 / self._depths(content)
+        batch = max(x.shape[0] for x in (poses, rays, disparity))
+        poses, disparity = (x.expand(batch, *x.shape[1:]) for x in (poses, disparity))
+        intrinsics = torch.cat((focal, centre), dim=-1)[:, :, None].expand(*poses.shape[:3], 4)
+        own = disparity.shape[1] > 1
+        if own:  # as one viewer's, whose pose and lens differ from camera to camera
+            poses, intrinsics, rays, disparity = (x.transpose(1, 2) for x in (poses, intrinsics, rays, disparity))
+        most = MOST[self.depth_coding]
+        seen = ray_coordinates(poses, intrinsics, rays[:, 0], disparity[:, 0], self.depth_coding, most)
+        return seen.transpose(1, 2) if own else seen
 
     def _depths(
         self,
@@ -107,34 +130,28 @@ class RayRoPE(Encoding):
         """|z|-depth seen by the viewing camera, in the chosen coding; a point behind counts as in front."""
         z = (z.square() + 1e-9).sqrt().clamp_min(1e-4)
         if self.depth_coding == "inv_d":
-            return (disparity / z).clamp_max(MAX_DISPARITY)
-        if self.depth_coding == "d":
-            return (z / disparity).clamp_max(MAX_DEPTH)
-        return (z / disparity).asinh().clamp_max(math.asinh(MAX_DEPTH))
+            depth = disparity / z
+        elif self.depth_coding == "d":
+            depth = z / disparity
+        else:
+            depth = (z / disparity).asinh()
+        return depth.clamp_max(MOST[self.depth_coding])
 
-    def _phasors(
-        self,
-        coordinates: Tensor,  # [..., ends, 12]
-    ) -> Tensor:  # [..., L, 2]
-        """Mean phasors between the two ends, frequency-major: 2π / period · 3^f."""
+    def _ladder(self, like: Tensor) -> Ladder:
+        """Frequency-major: 2π / period · 3^f."""
         periods = [CENTRE_PERIOD] * 3 + [DIRECTION_PERIOD] * 6 + [DEPTH_PERIODS[self.depth_coding]] * 3
-        powers = FREQUENCY_RATIO ** torch.arange(self.head_dim // (2 * COORDINATES)).to(coordinates)
-        frequencies = 2 * math.pi * powers[:, None] / coordinates.new_tensor(periods)  # [F, 12]
-        ends_rad = (coordinates[..., None, :] * frequencies).flatten(-2)
-        mean = expected_phasors(ends_rad)
-        if self.collapse_tol == 0:
-            return mean
-        start_rad, end_rad = ends_rad.unbind(-2)
-        return torch.where(((end_rad - start_rad).abs() <= self.collapse_tol)[..., None], phasors(start_rad), mean)
+        powers = FREQUENCY_RATIO ** torch.arange(self.head_dim // (2 * COORDINATES)).to(like)
+        frequencies = 2 * math.pi * powers / like.new_tensor(periods)[:, None]  # [12, F]
+        return Ladder(frequencies, coordinate_major=False, collapse_tol=self.collapse_tol)
 
 
 def _directions(
-    points: Tensor,  # [B, V, P, ends, rays, 3]
-    focal: Tensor,  # [B or 1, V or 1, 2]
-    centre: Tensor,  # [B or 1, V or 1, 2]
-) -> Tensor:  # [B, V, P, ends, rays, 2]
+    points: Tensor,  # [B, G, S, P, ends, rays, 3]
+    focal: Tensor,  # [B or 1, G or 1, 2]
+    centre: Tensor,  # [B or 1, G or 1, 2]
+) -> Tensor:  # [B, G, S, P, ends, rays, 2]
     """First two components of x / (‖x‖ + 1e-6), x the point through the normalised intrinsics."""
-    focal, centre = focal[:, :, None, None, None], centre[:, :, None, None, None]
+    focal, centre = (x[:, :, None, None, None, None] for x in (focal, centre))
     z = points[..., 2:]
     xy = points[..., :2] * focal + z * centre
     return xy / (torch.linalg.vector_norm(torch.cat((xy, z), dim=-1), dim=-1, keepdim=True) + 1e-6)
