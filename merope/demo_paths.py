@@ -13,7 +13,7 @@ from merope.data import formats
 from merope.data.world_clips import WorldClips
 from merope.errors import invalid
 from merope.evaluate.metrics import rotation_angle
-from merope.generate import at_frame_rate, first_frames
+from merope.generate_inputs import at_frame_rate, first_frames
 from merope.geometry.poses import relative
 from merope.geometry.trajectories import MAX_YAW_RATE_RAD_S, SPEED_RANGE_M_S
 

@@ -21,7 +21,8 @@ from merope.cli import main
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.data.video import read_video, write_video
-from merope.generate import GenerateConfig, _loaded, read_prefix
+from merope.generate import _loaded
+from merope.generate_inputs import GenerateConfig, read_prefix
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.trajectories import driving_path
 from merope.pipeline.camera_video import CameraVideoPipeline
@@ -309,6 +310,20 @@ def test_prefix_is_taken_at_the_clips_rate(files: Path, tmp_path: Path) -> None:
         read_prefix(replace(config, fps=24.0), outline),
         read_video(tmp_path / "fast.mp4", [0, 1, 2, 3, 4], HEIGHT, WIDTH),
     )
+
+
+def test_a_prefix_of_another_shape_than_the_lens_is_said(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scaled to the clip, its rays would not be those of the lens."""
+    write_video(video(9, HEIGHT, WIDTH // 2), tmp_path / "narrow.mp4", 12.0)
+    assert main(arguments(files, tmp_path / "fits.mp4", fov=65)) == 0
+    assert "do not fit" not in capsys.readouterr().err
+    for options in ({"fov": 65}, {}):
+        assert main(arguments(files, tmp_path / "clip.mp4", prefix=tmp_path / "narrow.mp4", **options)) == 0
+        said = capsys.readouterr().err
+        assert f"narrow.mp4 are {WIDTH // 2}×{HEIGHT}" in said
+        assert "do not fit" in said
 
 
 def test_every_option_is_documented_and_exists(capsys: pytest.CaptureFixture[str]) -> None:

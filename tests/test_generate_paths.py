@@ -11,7 +11,7 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH
 
 from merope.data import formats
 from merope.data.trajectory import Trajectory
-from merope.generate import GenerateConfig, at_frame_rate, camera_path
+from merope.generate_inputs import GenerateConfig, at_frame_rate, camera_path
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.trajectories import interpolate
 

@@ -17,14 +17,18 @@ LAYERS = {
     "evaluate": {"birdseye", "data", "errors", "geometry"},
     "adapters": {"errors", "geometry", "attention", "encodings"},
     "pipeline": {"adapters", "data", "errors", "geometry"},
-    "generate": {"adapters", "birdseye", "data", "errors", "geometry", "pipeline"},
+    "generate_inputs": {"data", "errors", "geometry", "pipeline"},
+    "generate": {"adapters", "birdseye", "data", "errors", "generate_inputs", "geometry", "pipeline"},
     "analysis": {"adapters", "attention", "data", "errors", "geometry"},
     "train": {"adapters", "attention", "birdseye", "data", "encodings", "errors", "geometry", "pipeline"},
     "bench": {"adapters", "birdseye", "data", "errors", "evaluate", "geometry", "pipeline", "train"},
-    "demo_paths": {"bench", "data", "errors", "evaluate", "generate", "geometry"},
+    "demo_paths": {"bench", "data", "errors", "evaluate", "generate_inputs", "geometry"},
     "demo_pictures": {"birdseye"},
     "demo": {"adapters", "bench", "data", "demo_paths", "demo_pictures", "errors", "evaluate", "pipeline"},
-    "commands": {"analysis", "bench", "data", "demo", "errors", "evaluate", "generate", "geometry", "growth", "train"},
+    "commands": {
+        *("analysis", "bench", "data", "demo", "errors", "evaluate"),
+        *("generate", "generate_inputs", "geometry", "growth", "train"),
+    },
     "cli": {"commands", "errors", "taxonomy"},
 }
 

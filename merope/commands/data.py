@@ -9,12 +9,14 @@ from pathlib import Path
 def add_curate(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--poses", type=Path, nargs="+", help="pose files of equal length, in any format that is read")
+    source.add_argument("--videos", type=Path, metavar="MANIFEST", help='clips to train on with kind = "videos"')
     source.add_argument("--nuscenes", type=Path, metavar="ROOT", help="windows of a nuScenes camera")
+    parser.add_argument("--root", type=Path, help="data.root of the videos; the folder of their manifest by default")
     parser.add_argument(
         "--metric", action="store_true", help="the pose files are in metres, whatever their format says"
     )
     parser.add_argument("--version", default="v1.0-trainval", help="folder of nuScenes tables")
-    parser.add_argument("--frames", type=int, default=49, help="frames of a nuScenes window")
+    parser.add_argument("--frames", type=int, default=49, help="frames of a nuScenes window, or of a clip of videos")
     parser.add_argument("--step", type=int, default=1, help="frames between the beginnings of windows")
     parser.add_argument("--clusters", type=int, default=256)
     parser.add_argument(
@@ -30,6 +32,7 @@ def _curate(options: argparse.Namespace) -> int:
     from merope.data.curate import curate_trajectories, summary
     from merope.data.formats import read
     from merope.data.nuscenes import NuScenes
+    from merope.data.sources import VideoSource, read_video_rows
     from merope.errors import invalid
 
     if options.nuscenes is not None:
@@ -38,6 +41,12 @@ def _curate(options: argparse.Namespace) -> int:
         if not windows:
             raise invalid("frames", f"at most {data.longest_scene}, the longest scene", options.frames, "ask for fewer")
         trajectories = [data.trajectory(window) for window in windows]
+    elif options.videos is not None:
+        root = options.videos.parent if options.root is None else options.root
+        source = VideoSource(read_video_rows(options.videos), root, options.frames, height=1, width=1)
+        trajectories = [source.trajectory(index) for index in range(len(source))]
+        if options.metric:
+            trajectories = [replace(trajectory, is_metric=True) for trajectory in trajectories]
     else:
         is_metric = True if options.metric else None
         trajectories = [replace(read(path, is_metric=is_metric), name=str(path)) for path in options.poses]

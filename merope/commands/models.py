@@ -81,7 +81,8 @@ def _key_and_value(text: str) -> tuple[str, object]:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from merope.generate import GenerateConfig, generate
+    from merope.generate import generate
+    from merope.generate_inputs import GenerateConfig
 
     given = {key: value for key, value in vars(options).items() if key not in ("command", "run")}
     height, width = given.pop("size")
@@ -115,7 +116,7 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
 
 def _analyse(options: argparse.Namespace) -> int:
     from merope.analysis import AnalyseConfig, analyse_model
-    from merope.generate import GenerateConfig, camera_path
+    from merope.generate_inputs import GenerateConfig, camera_path
     from merope.geometry.cameras import Cameras
 
     height, width = options.size

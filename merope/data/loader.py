@@ -153,9 +153,7 @@ class ClipLoader(Generic[Item, Collated]):
                 self._note(item.skipped)
                 if item.clip is None:
                     last = list(item.skipped.items())[-1]
-                    raise RuntimeError(
-                        f"none of {len(item.skipped)} clips could be read, the last: {self._named(*last)}"
-                    )
+                    raise ValueError(f"none of {len(item.skipped)} clips could be read, the last: {self._named(*last)}")
                 pending.append((item.clip, int(self.sampler.cluster[item.index])))
                 if len(pending) == self.batch_size:
                     self._handed_out = self.sampler.state_dict(epoch, used)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from merope.data.clip import Clip
-from merope.data.formats import read
+from merope.data.formats import read, validate
 from merope.data.nuscenes import NuScenes, Window
 from merope.data.panshot import read_panshot
 from merope.data.trajectory import Trajectory
@@ -66,6 +66,9 @@ def read_video_rows(file: Path) -> list[VideoRow]:
         if line.strip():
             try:
                 row = json.loads(line)
+                if {"prompt", "text"} & row.keys() and "caption" not in row:  # it would be trained without a prompt
+                    got = f"one under {next(name for name in ('prompt', 'text') if name in row)!r}"
+                    raise invalid(f"{file}, line {number}", 'a text under "caption"', got, "rename the field")
                 rows.append(VideoRow(**{name: value for name, value in row.items() if name in known}))
             except (json.JSONDecodeError, TypeError, AttributeError) as error:
                 raise ValueError(
@@ -92,12 +95,22 @@ class VideoSource:
     def name(self, index: int) -> str:
         return self.rows[index].id
 
-    def clip(self, index: int) -> Clip:
+    def trajectory(self, index: int) -> Trajectory:
+        """The poses of a clip under its id, for curation; the video is not read."""
+        path, chosen = self._rows_of(index)
+        return Trajectory(path.world_from_camera[chosen], path.is_metric, path.convention, name=self.name(index))
+
+    def _rows_of(self, index: int) -> tuple[Trajectory, torch.Tensor]:  # the whole path, rows of the clip [T]
         row = self.rows[index]
         path = _trajectory(self.root / row.poses)
         chosen = row.start + row.stride * torch.arange(self.frames)
         if int(chosen[-1]) >= path.count:
             raise invalid(f"poses of {row.id}", f"at least {int(chosen[-1]) + 1}", path.count, "shorten the clip")
+        return path, chosen
+
+    def clip(self, index: int) -> Clip:
+        row = self.rows[index]
+        path, chosen = self._rows_of(index)
         if path.lens is None:
             raise invalid(f"lens of {row.id}", "in the pose file", "none", f"write intrinsics into {row.poses}")
         problem = "no times" if path.timestamps_s is None else time_problem(path.timestamps_s)
@@ -114,6 +127,23 @@ class VideoSource:
             caption=row.caption,
             is_metric=path.is_metric,
         )
+
+    def doubts(self, most: int = 16) -> list[str]:
+        """What looks wrong with the paths of a few clips, spread over all: unit, convention, times, jumps.
+
+        Files that cannot be read are left to the loader, which names them.
+        """
+        said = []
+        files = list(dict.fromkeys(row.poses for row in self.rows))
+        for file in files[:: -(-len(files) // most)]:
+            try:
+                path = _trajectory(self.root / file)
+            except (ValueError, OSError):
+                continue
+            if not path.is_metric:
+                said.append(f"{file} is of arbitrary scale: the model will not learn metres; scale it and say so there")
+            said += [f"{file}: {finding.message}; {finding.hint}" for finding in validate(path)]
+        return said
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 A clip is named by its place below its folder without the suffix. The manoeuvre of the paper's protocol (each base
 trajectory as original, left turn and right turn) is a sub-folder (`left/scene-0001.mp4`) or the end of the name
 (`scene-0001_left.mp4`); both mean the same clip, and a bare name means the original.
+
+`merope generate` writes clip.cameras.json beside clip.mp4: the path of `clip`. Its record clip.json is none.
 """
 
 import json
@@ -25,6 +27,7 @@ Found = TypeVar("Found")
 MANOEUVRES = ("original", "left", "right")
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif")
 POSE_SUFFIXES = (".json", ".txt", ".csv", ".npy", ".tum", ".kitti")
+CAMERAS_SUFFIX = ".cameras.json"  # what `merope generate` and the demo call the path of a clip
 _NAME_WITH_MANOEUVRE = re.compile(rf"(?P<base>.+)[-_. ](?P<manoeuvre>{'|'.join(MANOEUVRES)})")
 
 
@@ -182,9 +185,28 @@ def _files(folder: Path, suffixes: Iterable[str], models: bool = False) -> list[
         if models and path.is_dir() and (path / "images.txt").is_file() and (path / "cameras.txt").is_file():
             found.append((clip_name(place), path))
             inside_models.add(path)
-        elif path.is_file() and path.suffix.lower() in suffixes and not inside_models & set(path.parents):
-            found.append((clip_name(place.with_suffix("")), path))
+        elif path.suffix.lower() not in suffixes or inside_models & set(path.parents):
+            continue
+        elif path.is_file() and not _is_record(path):
+            found.append((clip_name(_without_suffix(place)), path))
     return found
+
+
+def _is_record(path: Path) -> bool:
+    """Whether a file is what `merope generate` writes about a clip whose path stands beside it."""
+    if path.suffix != ".json" or not path.with_name(path.stem + CAMERAS_SUFFIX).is_file():
+        return False
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False  # left to the reader of poses, which says what is wrong
+    return isinstance(content, dict) and {"settings", "versions", "wall_s"} <= content.keys()
+
+
+def _without_suffix(place: PurePath) -> PurePath:
+    if place.name.endswith(CAMERAS_SUFFIX) and place.name != CAMERAS_SUFFIX:
+        return place.with_name(place.name.removesuffix(CAMERAS_SUFFIX))
+    return place.with_suffix("")
 
 
 def _with_originals(found: list[Commanded]) -> list[Commanded]:

@@ -17,7 +17,7 @@ from merope.data.nuscenes import NuScenes, read_split
 from merope.data.sampler import ClusterSampler
 from merope.data.sources import NuScenesSource, PanShotSource, VideoSource, read_video_rows
 from merope.errors import invalid
-from merope.train.config import CachedData, FileData, NuScenesData, PanShotData, RunSection, TrainConfig
+from merope.train.config import CachedData, Data, FileData, NuScenesData, PanShotData, RunSection, TrainConfig
 from merope.train.model import Model
 from merope.train.objective import VALIDATION
 from merope.train.streams import Examples, Share
@@ -157,11 +157,25 @@ def clip_stream(config: TrainConfig, model: Model, share: Share) -> ClipStream:
     else:
         assert isinstance(data, FileData)
         check_sizes(config, model, data.height, data.width, data.frames)
-        loader, encoder = loader_of(config, training_source(data), share, collate), FrameEncoder(model)
+        source = training_source(data)
+        if isinstance(source, VideoSource) and share.rank == 0:
+            for doubt in source.doubts():
+                LOG.warning("%s", doubt)
+        loader, encoder = loader_of(config, source, share, collate), FrameEncoder(model)
         held_out = validation_source(data)
     stream = ClipStream(loader, held_out, encoder, run.batch_size, share)
     stream.check_held_out(held_out_needed(run))
     return stream
+
+
+def check_files(data: Data) -> None:
+    """Refuse data that are not there; called before a model is read, which takes minutes."""
+    names = ("root", "validation_root", "manifest", "validation_manifest", "samples", "validation_samples")
+    for name in (*names, "near_depths", "split_file", "clusters"):
+        path: Path | None = getattr(data, name, None)
+        if path is not None and not path.exists():
+            fix = f"check it; a relative path starts from {Path.cwd()}, where the command runs"
+            raise invalid(f"data.{name}", "a file or folder that exists", str(path), fix)
 
 
 def held_out_needed(run: RunSection) -> int:
@@ -237,8 +251,13 @@ def loader_of(config: TrainConfig, source: ClipSource[Any], share: Share, collat
     assert isinstance(data, FileData | CachedData)
     curation = Curation(torch.zeros(len(source), dtype=torch.long), torch.arange(len(source)))
     if data.clusters is not None:
-        names = {source.name(index) for index in range(len(source))}
-        curation = curation_of(source, restricted(read_manifest(data.clusters), names))
+        manifest, names = read_manifest(data.clusters), [source.name(index) for index in range(len(source))]
+        missing = sorted(set(names) - set(manifest.ids))
+        if missing:
+            got = f"{len(missing)} of {len(names)} not in it, such as {missing[0]!r}; its first is {manifest.ids[0]!r}"
+            fix = "curate these very clips: merope curate --videos MANIFEST or --nuscenes ROOT"
+            raise invalid(f"data.clusters {data.clusters}", "a row for every clip", got, fix)
+        curation = curation_of(source, restricted(manifest, set(names)))
     sampler = ClusterSampler(
         curation,
         prototypes_only=data.prototypes_only,

@@ -15,6 +15,7 @@ from torch.optim import AdamW, Optimizer
 from merope.errors import invalid
 from merope.train import checkpoint, parallel
 from merope.train.build import build_stream
+from merope.train.clip_streams import check_files
 from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
 from merope.train.log import TrainingLog
@@ -40,6 +41,7 @@ def train(config: TrainConfig) -> Path:
 
 def _train(config: TrainConfig, ranks: Ranks) -> Path:
     out = config.run.out
+    check_files(config.data)
     model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
     stream = build_stream(config, model, ranks)
     if config.parallel.context > 1:
@@ -226,7 +228,7 @@ def due(step: int, every: int) -> bool:
 
 
 def _check_same_run(before: dict[str, Any], config: TrainConfig) -> None:
-    now = _plain(config.learnt())
+    before, now = _flat(before), _flat(_plain(config.learnt()))
     keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if keys:
         got = "; ".join(f"{key}: {before.get(key)} before, {now.get(key)} now" for key in keys)
@@ -243,3 +245,12 @@ def _non_finite(config: TrainConfig, step: int, what: str) -> NonFiniteLoss:
 def _plain(table: dict[str, Any]) -> dict[str, Any]:
     """As it comes back from JSON."""
     return json.loads(json.dumps(table, default=str))
+
+
+def _flat(table: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """Nested tables by dotted keys, as `--set` names them."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{section}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return flat

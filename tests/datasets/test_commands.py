@@ -10,7 +10,9 @@ from scenes import curved_drive
 from merope.cli import main
 from merope.data.curate import read_manifest
 from merope.data.formats import write
+from merope.data.loader import curation_of
 from merope.data.nuscenes import NuScenes, Window
+from merope.data.sources import VideoSource, read_video_rows
 from merope.data.trajectory import Trajectory
 
 
@@ -57,6 +59,20 @@ def test_curate_pose_files(tmp_path: Path) -> None:
     manifest = read_manifest(out / "manifest.jsonl")
     assert manifest.ids == tuple(map(str, files))
     assert manifest.curation.kept.sum() >= 2  # the sharp turn is more than a metre from the others
+
+
+def test_curate_clips_of_videos_under_the_ids_of_training(tmp_path: Path) -> None:
+    """Cut as training cuts them: one pose file, two clips; the videos need not be there."""
+    write(Trajectory(curved_drive(30), True, "made for a test"), tmp_path / "path.json")
+    rows = [{"id": f"clip-{start}", "video": "no.mp4", "poses": "path.json", "start": start} for start in (0, 10)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--frames", "12", "--clusters", "1", "--out", str(tmp_path / "out")]
+    assert main(["curate", "--videos", str(tmp_path / "train.jsonl"), *options]) == 0
+    manifest = read_manifest(tmp_path / "out/manifest.jsonl")
+    assert manifest.ids == ("clip-0", "clip-10")
+    source = VideoSource(read_video_rows(tmp_path / "train.jsonl"), tmp_path, 12, 1, 1)
+    assert curation_of(source, manifest).kept.sum() >= 1
+    assert (source.trajectory(1).world_from_camera - curved_drive(30)[10:22]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_bad_clips_do_not_part_the_ranks() -> None:
 
 
 def test_a_source_without_any_readable_clip_stops() -> None:
-    with pytest.raises(RuntimeError, match=r"none of 12 clips could be read, the last: clip-"):
+    with pytest.raises(ValueError, match=r"none of 12 clips could be read, the last: clip-"):
         next(iter(ClipLoader(Source(bad=tuple(range(12))), sampler(), 2)))
     with pytest.raises(ValueError, match="source must be at least one clip"):
         ClipLoader(Source(0), sampler(), 2)
@@ -208,6 +208,10 @@ def test_video_rows_name_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match=r"empty.jsonl must be at least one clip"):
         read_video_rows(tmp_path / "empty.jsonl")
+    row = {"id": "a", "video": "a.mp4", "poses": "a.json", "prompt": "night"}
+    (tmp_path / "prompt.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"line 1 must be a text under \"caption\", got one under 'prompt'"):
+        read_video_rows(tmp_path / "prompt.jsonl")
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,31 @@ def test_names_match_however_the_manoeuvre_is_written(tmp_path: Path) -> None:
     assert strays == []
 
 
+def test_a_folder_of_merope_generate_is_its_own_commanded_paths(tmp_path: Path) -> None:
+    """clip.mp4, clip.cameras.json, clip.json: video, path, record."""
+    for name in ("a", "b_left", "v1.5"):
+        write_path(tmp_path / f"{name}.cameras.json", straight_drive(2))
+        (tmp_path / f"{name}.json").write_text(json.dumps({"settings": {}, "versions": {}, "wall_s": {}}))
+        (tmp_path / f"{name}.mp4").touch()
+    jobs, strays = match(read_commanded(tmp_path), {"ours": tmp_path})
+    found = {str(job.clip): (job.commanded.poses.name, job.video.name) for job in jobs if job.video is not None}
+    assert found == {
+        "a": ("a.cameras.json", "a.mp4"),
+        "left/b": ("b_left.cameras.json", "b_left.mp4"),
+        "v1.5": ("v1.5.cameras.json", "v1.5.mp4"),
+    }
+    assert strays == []
+
+
+def test_a_path_beside_cameras_of_the_same_name_is_not_taken_for_a_record(tmp_path: Path) -> None:
+    for name in ("a.json", "a.cameras.json"):
+        write_path(tmp_path / name, straight_drive(2))
+    (tmp_path / "a.mp4").touch()
+    (job,), _ = match(read_commanded(tmp_path), {"ours": tmp_path})
+    assert job.refusal is not None
+    assert job.refusal.kind == "ambiguous name"
+
+
 def test_two_files_of_one_name_are_not_guessed_between(tmp_path: Path) -> None:
     write_path(tmp_path / "commanded/a.json", straight_drive(2))
     for name in ("a.mp4", "a.webm"):

@@ -188,6 +188,13 @@ def test_millimetres_and_nonsense_are_told_from_centimetres() -> None:
     assert "is_metric=False" in only(validate(as_trajectory(straight_drive(9, step_m=1e6)))).hint
 
 
+def test_a_slow_drive_in_millimetres_is_not_called_one_in_centimetres() -> None:
+    """3.6 m/s: divided by 100 it would be a plausible 36 m/s, ten times too fast and without any further finding."""
+    hint = only(validate(as_trajectory(straight_drive(13, step_m=300.0), 12.0))).hint
+    assert "in centimetres, divide them by 100 (36 m/s)" in hint
+    assert "in millimetres, divide them by 1000 (3.6 m/s)" in hint
+
+
 def test_centimetres_are_found_on_real_roads(comma: Trajectory) -> None:
     for clip in clips(comma):
         finding = only(validate(replace(clip, world_from_camera=centimetres(clip.world_from_camera))))

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from merope.data.curate import Curation, Manifest
-from merope.data.formats import write
+from merope.data.formats import read, write
+from merope.data.sources import VideoSource, read_video_rows
 from merope.data.trajectory import Trajectory
 from merope.data.video import write_video
 from merope.pipeline.camera_video import CameraVideoPipeline
@@ -129,6 +131,15 @@ def test_a_broken_validation_clip_gives_its_place_to_a_later_one(broken_files: P
     images[0].unlink()
     parts = list(stream(file_config(broken_files, broken_files / "out"), model).held_out(2))
     assert names_by_place(parts) == {0: "scene-0002/CAM_FRONT/20", 1: "scene-0002/CAM_FRONT/19"}
+
+
+def test_a_manifest_of_other_names_is_refused_with_both(tiny_files: Path, model: Model, tmp_path: Path) -> None:
+    file = tmp_path / "clusters.jsonl"
+    row = {"id": "poses/a.json", "cluster": 0, "prototype": "poses/a.json", "is_prototype": True}
+    file.write_text(json.dumps(row) + "\n")
+    config = file_config(tiny_files, tmp_path, f"data.clusters={file}")
+    with pytest.raises(ValueError, match=r"10 of 10 not in it, such as 'scene-.*; its first is 'poses/a.json'"):
+        stream(config, model)
 
 
 def test_clusters_are_drawn_equally_often(tiny_files: Path, model: Model, tmp_path: Path) -> None:
@@ -252,3 +263,20 @@ def test_videos_are_trained_on_and_validated_with(tiny_files: Path, tmp_path: Pa
     file.write_text(f"{text[:start]}[data]\n{data.format(tmp_path)}\n{size}{text[end:]}")
     train(read_config(TrainConfig, file, [f"run.out={tmp_path / 'out'}", "run.micro_batch=2"]))
     assert "validation_loss" in (tmp_path / "out" / "log.jsonl").read_text()
+
+
+def test_paths_that_are_not_in_metres_are_named_at_the_start(tmp_path: Path) -> None:
+    """Training takes any numbers: a unit that is wrong is said before hours are spent on it."""
+    write_videos(tmp_path)
+    source = VideoSource(read_video_rows(tmp_path / "rows.jsonl"), tmp_path, 9, LENS.height, LENS.width)
+    assert source.doubts() == []
+    path = read(tmp_path / "0.json")
+    millimetres = path.world_from_camera.clone()
+    millimetres[:, :3, 3] *= 1000.0
+    (tmp_path / "other").mkdir()
+    write(replace(path, world_from_camera=millimetres), tmp_path / "other/0.json")
+    write(replace(path, is_metric=False), tmp_path / "other/1.json")
+    wrong, sfm = replace(source, root=tmp_path / "other").doubts()
+    assert wrong.startswith("0.json: positions are not in metres")
+    assert sfm.startswith("1.json is of arbitrary scale")
+    assert replace(source, root=tmp_path / "nowhere").doubts() == []

@@ -140,6 +140,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_names(
     assert steps_done(tmp_path) == [4, 5]
 
 
+def test_data_that_are_not_there_are_named_before_the_model_is_read(
+    tiny_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merope.train.loop.build_model", None)  # calling it would be a TypeError
+    for key in ("data.clusters", "data.root", "data.split_file"):
+        assert main(command(tiny_files, tmp_path, f"{key}=nowhere/x")) == 2
+        assert f"merope: {key} must be a file or folder that exists, got nowhere/x; check it" in capsys.readouterr().err
+
+
 def test_what_does_not_change_the_result_may_change_when_a_run_goes_on(
     tiny_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,9 +157,23 @@ def test_what_does_not_change_the_result_may_change_when_a_run_goes_on(
     assert main(command(tiny_files, tmp_path, "run.steps=2", *freely)) == 0
     assert main(command(tiny_files, tmp_path, "run.steps=3", "objective.shift=3.0")) == 2
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "objective" in message
+    assert "got objective.shift: 5.0 before, 3.0 now; use" in message  # that key and no other
     assert "another run.out" in message
     assert steps_done(tmp_path) == [1, 2]
+
+
+def test_data_of_which_nothing_can_be_read_is_one_line_and_no_traceback(
+    tiny_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": name, "video": f"{name}.mp4", "poses": f"{name}.json"} for name in ("a", "b")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = (tiny_files / "tiny.toml").read_text()
+    start, end = text.index("[data]"), text.index("[objective]")
+    size = f'root = "{tmp_path}"\nframes = 5\nheight = 32\nwidth = 64\nworkers = 0\n'
+    file = tmp_path / "videos.toml"
+    file.write_text(f'{text[:start]}[data]\nkind = "videos"\nmanifest = "{tmp_path}/rows.jsonl"\n{size}{text[end:]}')
+    assert main(["train", str(file), "--set", f"run.out={tmp_path / 'out'}", "--set", "run.validation_clips=0"]) == 2
+    assert "merope: none of 2 clips could be read, the last:" in capsys.readouterr().err
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_workers_too_and_loses_nothing(tiny_files: Path, tmp_path: Path) -> None:

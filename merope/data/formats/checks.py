@@ -160,8 +160,8 @@ def _unit_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | N
     if pace <= largest:
         return _wide_steps_finding(trajectory.world_from_camera, pace) if times_s is None else None
     unit = "m per frame" if times_s is None else "m/s"
-    name, factor = next(((n, f) for n, f in SUBUNITS.items() if pace / f <= largest), ("", 1.0))
-    hint = f"if they are in {name}, divide them by {factor:.0f} ({pace / factor:.3g} {unit})" if name else ""
+    units = [(name, factor) for name, factor in SUBUNITS.items() if pace / factor <= largest]  # a slow drive fits both
+    hint = "; ".join(f"if they are in {n}, divide them by {f:.0f} ({pace / f:.3g} {unit})" for n, f in units)
     hint = hint or "the scale is arbitrary or the poses are damaged: read them with is_metric=False or repair them"
     return Finding("error", f"positions are not in metres: the median pace is {pace:.3g} {unit}", hint)
 
