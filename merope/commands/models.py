@@ -16,12 +16,15 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from merope.bench.provenance import steps_done
     from merope.train.config import TrainConfig
     from merope.train.loop import export_checkpoint, train
     from merope.train.toml_config import read_config
 
     config = read_config(TrainConfig, options.config, options.set)
     folder = train(config) if options.export is None else export_checkpoint(config, options.export)
+    if options.export is None and steps_done(config) < config.run.steps:
+        return 130  # stopped, which training has said; what follows in a script must not take it for done
     if os.environ.get("RANK", "0") == "0":  # of torchrun
         print(f"wrote {folder}")
     return 0

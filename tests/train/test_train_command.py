@@ -188,7 +188,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_workers_too_and_loses_nothing(tiny_fil
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
+    assert process.returncode == 130, said
     (done,) = steps_done(tmp_path)
     assert f"stopped after step {done}; the same command goes on from there" in said
     assert done == len(log.read_text().splitlines())
