@@ -13,7 +13,7 @@ rms of `gain`. Encodings are those of configs/world, as the rows of the benchmar
 
 Models: folders of trained rows (`outputs/world/ucpe-seed0/trained`); the one in the package is the default. Every head
 of their camera branches, on true frames of unseen drives with noise, and the share of its attention that goes to the
-last given frame. What was measured before of other rows and models stays in the file.
+last given frame. What was measured before of other rows, gains and models stays in the file.
 """
 
 import argparse
@@ -176,8 +176,13 @@ def trained_heads(name: str, folder: Path, clips: WorldClips, device: torch.devi
     return rows
 
 
+def what(row: Row) -> tuple[object, ...]:
+    """What a row of the file measures: a row of the benchmark with a gain, or a model with all of its heads."""
+    return (row["row"], row["gain"]) if "row" in row else (row["model"],)
+
+
 def main() -> None:
-    """Measure what is named, and put it in place of what the file had of it."""
+    """Measure what is named, and put each in place of what the file had of it, as soon as it is measured."""
     parser = argparse.ArgumentParser(description="how sharply attention points at the same place in another frame")
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS))
     parser.add_argument("--gains", nargs="+", type=float, default=[1.0, 3.0])
@@ -187,13 +192,12 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clips = world_clips(read_config(TrainConfig, CONFIGS / "merope.toml", []))
     models = dict(model.split("=", 1) for model in options.models)
-    named = {*options.rows, *models}
-    before = json.loads(options.out.read_text()) if options.out.exists() else []
-    rows = [row for row in before if row.get("row", row.get("model")) not in named]
 
     def put(new: Sequence[Row], where: torch.device) -> None:
         about = {"commit": commit(), "device": device_name(where), "torch": torch.__version__}
-        rows.extend({**row, **about} for row in new)
+        measured = {what(row) for row in new}
+        before = json.loads(options.out.read_text()) if options.out.exists() else []
+        rows = [row for row in before if what(row) not in measured] + [{**row, **about} for row in new]
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
         best = min(new, key=lambda row: row["nats"])
         print(*(f"{key} {value:.3g}" if isinstance(value, float) else value for key, value in best.items()), flush=True)

@@ -312,20 +312,6 @@ def test_prefix_is_taken_at_the_clips_rate(files: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_prefix_of_another_shape_than_the_lens_is_said(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Scaled to the clip, its rays would not be those of the lens."""
-    write_video(video(9, HEIGHT, WIDTH // 2), tmp_path / "narrow.mp4", 12.0)
-    assert main(arguments(files, tmp_path / "fits.mp4", fov=65)) == 0
-    assert "do not fit" not in capsys.readouterr().err
-    for options in ({"fov": 65}, {}):
-        assert main(arguments(files, tmp_path / "clip.mp4", prefix=tmp_path / "narrow.mp4", **options)) == 0
-        said = capsys.readouterr().err
-        assert f"narrow.mp4 are {WIDTH // 2}×{HEIGHT}" in said
-        assert "do not fit" in said
-
-
 def test_every_option_is_documented_and_exists(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
@@ -342,15 +328,6 @@ def test_unreachable_hub_is_named(
     assert "model nobody/nothing is neither a folder here nor found on the hub" in capsys.readouterr().err
     assert main(arguments(files, tmp_path / "clip.mp4", branch="nobody/nothing")) == 2
     assert "branch nobody/nothing is neither a folder here nor found on the hub" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "inputs", [{"trajectory": "drive.json"}, {"prefix": "drive.mp4"}, {"lens": "drive.cameras.json"}]
-)
-def test_no_output_replaces_an_input(tmp_path: Path, inputs: dict[str, str]) -> None:
-    paths = {"trajectory": tmp_path / "path.json", **{name: tmp_path / file for name, file in inputs.items()}}
-    with pytest.raises(ValueError, match="an input"):
-        GenerateConfig(model="m", branch="b", out=tmp_path / "drive.mp4", **paths)
 
 
 def test_a_branch_without_weights_of_its_own(files: Path, tmp_path: Path) -> None:

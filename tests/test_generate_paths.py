@@ -1,4 +1,4 @@
-"""The camera path of a clip to be generated: times, zoom, lenses of other sizes, metres."""
+"""What a clip is to be generated from: times, zoom, lenses of other sizes, metres; files that do not fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH
 
 from merope.data import formats
 from merope.data.trajectory import Trajectory
+from merope.data.video import write_video
 from merope.generate_inputs import GenerateConfig, at_frame_rate, camera_path
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.trajectories import interpolate
@@ -69,3 +70,26 @@ def test_lens_of_another_file_and_metres_by_assertion(tmp_path: Path) -> None:
     assert path.is_metric
     assert isinstance(path.lens, Pinhole)
     assert float(path.lens.fx) == 50.0
+
+
+def test_a_prefix_of_another_shape_than_the_lens_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scaled to the clip, its rays would not be those of the lens."""
+    formats.write(path_of(straight_drive(5), lens=LENS), tmp_path / "path.json")
+    for name, width in (("fits", WIDTH), ("narrow", WIDTH // 2)):
+        write_video(torch.zeros(5, HEIGHT, width, 3, dtype=torch.uint8), tmp_path / f"{name}.mp4", 12.0)
+    for options in ({"fov_deg": 65.0}, {}):
+        camera_path(config_of(tmp_path / "path.json", prefix=tmp_path / "fits.mp4", **options))
+        assert "do not fit" not in capsys.readouterr().err
+        camera_path(config_of(tmp_path / "path.json", prefix=tmp_path / "narrow.mp4", **options))
+        said = capsys.readouterr().err
+        assert f"narrow.mp4 are {WIDTH // 2}×{HEIGHT}" in said
+        assert "do not fit" in said
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"trajectory": "drive.json"}, {"prefix": "drive.mp4"}, {"lens": "drive.cameras.json"}]
+)
+def test_no_output_replaces_an_input(tmp_path: Path, inputs: dict[str, str]) -> None:
+    paths = {"trajectory": tmp_path / "path.json", **{name: tmp_path / file for name, file in inputs.items()}}
+    with pytest.raises(ValueError, match="an input"):
+        GenerateConfig(model="m", branch="b", out=tmp_path / "drive.mp4", **paths)

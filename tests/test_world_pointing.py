@@ -1,5 +1,6 @@
 """benchmarks/world_pointing.py: where the right token is, and how attention on it is counted."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -63,3 +64,26 @@ def test_nats_are_counted_within_the_frame(sharpness: float, nats: float) -> Non
     on_target = torch.nn.functional.one_hot(pairs.target, TOKENS)[:, None].double()
     weights = 0.5 * (sharpness * on_target).softmax(dim=-1)
     assert float(pointing.missed(weights, pairs)) == pytest.approx(nats, abs=1e-9)
+
+
+def test_what_was_measured_before_stays_until_it_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other gains of a row, too, and rows that a stopped run did not come to."""
+
+    def fitted(row: str, gain: float, train: object, test: object) -> dict[str, object]:
+        if row == "gta":
+            raise KeyboardInterrupt
+        return {"row": row, "gain": gain, "nats": 1.0}
+
+    file = tmp_path / "pointing.json"
+    before = [{"row": row, "gain": 1.0, "nats": 5.0} for row in ("gta", "merope")]
+    file.write_text(json.dumps([*before, {"row": "merope", "gain": 3.0, "nats": 5.0}]))
+    monkeypatch.setattr(pointing, "pairs_of", lambda *_: None)
+    monkeypatch.setattr(pointing, "fitted", fitted)
+    words = ["--models", "--rows", "merope", "gta", "--gains", "3", "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", ["world_pointing.py", *words])
+    with pytest.raises(KeyboardInterrupt):
+        pointing.main()
+    nats = {(row["row"], row["gain"]): row["nats"] for row in json.loads(file.read_text())}
+    assert nats == {("gta", 1.0): 5.0, ("merope", 1.0): 5.0, ("merope", 3.0): 1.0}

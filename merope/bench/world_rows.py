@@ -233,19 +233,22 @@ def _forget_model() -> None:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[Callable[[], bool]]:
-    """Whether the time is over, or SIGTERM has come; a training loop that runs then is stopped with a checkpoint.
+    """Whether the time is over, or SIGTERM or Ctrl-C has come; a training loop that runs then writes a checkpoint.
 
-    The signal is repeated every second: a loop that is still being built does not listen yet.
+    The signal is repeated every second: a loop that is still being built does not listen yet. A terminal's Ctrl-C comes
+    to every process of its group, whatever it is doing: the first one loses nothing, a second one ends it at once.
     """
     over: list[int] = []
 
     def end(number: int, frame: object) -> None:
         over.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
         if number == signal.SIGALRM:
             signal.raise_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGALRM)}
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield lambda: bool(over)
@@ -264,11 +267,22 @@ class InThisProcess(Executor):
         return future
 
 
+class _Workers(ProcessPoolExecutor):
+    """Processes start when jobs come, with signals held back: one that dies before `_begin_worker` breaks the pool."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            return super().submit(call, *arguments, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @contextmanager
 def scoring_pool(workers: int) -> Iterator[Executor]:
     """Processes that recover poses, each on one core; one worker works in this process. Jobs left over are dropped."""
     spawn = torch.multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_begin_worker) if workers > 1 else InThisProcess()
+    pool = _Workers(workers, spawn, initializer=_begin_worker) if workers > 1 else InThisProcess()
     try:
         yield pool
     finally:

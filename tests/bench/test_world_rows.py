@@ -179,11 +179,16 @@ def test_a_loop_that_begins_after_the_deadline_is_stopped_too() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_sigterm_reaches_a_loop_that_does_not_listen_yet() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_a_loop_that_does_not_listen_yet(number: signal.Signals) -> None:
+    """Whatever else the process is doing then, such as generating or scoring, goes on; a second Ctrl-C ends it."""
     with time_limit(600.0) as is_over:
         assert not is_over()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert is_over()
+        if number == signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
         with stop_requests() as stop_wanted:
             until = time.monotonic() + 5.0
             while not stop_wanted() and time.monotonic() < until:

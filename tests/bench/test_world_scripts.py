@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from merope.bench.world_rows import scoring_pool
 from merope.bench.world_table import parts_of
 from merope.train.checkpoint import complete
 from tests.bench.made_up_results import write_result
@@ -140,6 +142,19 @@ def check_a_test_is_added(steps: int, monkeypatch: pytest.MonkeyPatch, capsys: p
     run_script(monkeypatch, arguments(steps, "--rows", "gta", "--stretch", "2"))
     assert "wrote no row\n0 of 1 rows are left\n" in capsys.readouterr().out
     assert json.loads(file.read_text()) == after
+
+
+def test_signals_do_not_break_a_pool_whose_workers_are_still_starting() -> None:
+    """A terminal's Ctrl-C reaches them seconds before their first line runs."""
+    with scoring_pool(2) as pool:
+        future = pool.submit(abs, -3)
+        workers = active_children()
+        assert workers
+        for worker in workers:
+            assert worker.pid is not None
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(worker.pid, number)
+        assert future.result(60.0) == 3
 
 
 def test_the_pictures_are_drawn(
