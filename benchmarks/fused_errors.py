@@ -3,7 +3,7 @@
     python benchmarks/fused_errors.py [--out benchmarks/results/fused-errors-<gpu>.json]
 
 Output and gradients of q, k and v, for every encoding without content, in bfloat16 and float16: ordinary and degenerate
-geometry, cross-attention, many cameras, few keys, and peaked attention (queries × 30: logits of that standard
+geometry, cross-attention, batches, many cameras, few keys, and peaked attention (queries × 30: logits of that standard
 deviation). "÷ plain" is over PyTorch's attention without any encoding, "÷ sdpa" over the sdpa backend under the same
 plan; a case is fine if either is at most 2, because an encoding rounds more numbers than plain attention has. Memory is
 filled with NaN before every call: what is not written shows. Exit 1 if a case is not fine.
@@ -54,6 +54,9 @@ def cases(name: str, device: str) -> dict[str, tuple[AttentionPlan, float]]:
     curved, many = driving_cameras(1, 5, device), driving_cameras(1, 48, device)
     other = Cameras(curved.world_from_camera[:, :3].flip(1), curved.lens)
     plans["cross"] = encoding.plan(curved, (5, 7), key=other, key_grid=(4, 9)), ORDINARY
+    clips, other_clips = driving_cameras(3, 5, device), driving_cameras(3, 4, device)  # each sample its own drive
+    plans["batch"] = encoding.plan(clips, (5, 7)), ORDINARY
+    plans["batch, cross"] = encoding.plan(clips, (5, 7), key=other_clips, key_grid=(4, 9)), ORDINARY
     plans["many cameras"] = encoding.plan(many, (2, 3)), ORDINARY
     plans["few keys"] = encoding.plan(driving_cameras(1, 2, device), (1, 3)), ORDINARY
     plans["peaked"] = encoding.plan(curved, (5, 7)), PEAKED
@@ -75,7 +78,7 @@ def relative_errors(got: list[Tensor], exact: list[Tensor]) -> list[float]:
 def row_of(name: str, case: str, plan: AttentionPlan, factor: float, dtype: torch.dtype, backend: str) -> Row:
     generator = torch.Generator().manual_seed(0)
     sizes = (plan.query_tokens, plan.key_tokens, plan.key_tokens, plan.query_tokens)
-    drawn = [torch.randn(1, HEADS, count, plan.head_dim, generator=generator) for count in sizes]
+    drawn = [torch.randn(plan.batch, HEADS, count, plan.head_dim, generator=generator) for count in sizes]
     *rounded, gradient = (x.to(plan.device, dtype) for x in (factor * drawn[0], *drawn[1:]))
     exact = [x.double() for x in rounded]
 

@@ -1,4 +1,4 @@
-"""Run by test_fused_kernels.py under TRITON_INTERPRET=1: the fused backend against float64, outputs and gradients."""
+"""Run by test_interpreted_kernels.py: the fused backend against float64, outputs and gradients."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ from merope.attention.fused import make_ready
 from merope.attention.kernels import transforms
 from merope.attention.kernels.prepared import prepared
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run through test_fused_kernels.py"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run through test_interpreted_kernels.py"
 assert fused.__doc__  # importing it registers the operators
 
 SMALL = MeRoPE(head_dim=32, partition=(18, 6, 6, 2), native_split=(2, 0, 0))

@@ -1,4 +1,4 @@
-"""Run by test_fused_kernels.py under TRITON_INTERPRET=1: gradients of tables, for encodings that learn a depth."""
+"""Run by test_interpreted_kernels.py: gradients of tables, for encodings that learn a depth."""
 
 import sys
 import weakref

@@ -1,4 +1,4 @@
-"""The fused backend without a GPU: channel maps, chunks, and where it says no (kernels: test_fused_kernels.py)."""
+"""The fused backend without a GPU: channel maps, chunks, and what it refuses (kernels: test_interpreted_kernels.py)."""
 
 import logging
 import math

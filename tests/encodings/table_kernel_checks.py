@@ -1,4 +1,4 @@
-"""Run by test_table_kernels.py under TRITON_INTERPRET=1: tables of mean phasors and their gradients by kernels.
+"""Run by test_interpreted_kernels.py: tables of mean phasors and their gradients by kernels.
 
 The PyTorch expressions, which define them, are checked in test_rayrope.py and test_crepe.py.
 """
@@ -25,7 +25,7 @@ from merope.encodings.kernels.mean_phasors import mean_phasor_table
 from merope.encodings.protocol import Encoding
 from merope.encodings.rayrope import RayRoPE
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run through test_table_kernels.py"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run through test_interpreted_kernels.py"
 
 ERROR = {torch.float32: 1e-6, torch.float64: 1e-12}
 LENGTHS_RAD = (0.0, 1e-300, 1e-40, 1e-9, 1e-3, 0.09, 0.11, 0.9, 1.1, 3.0, 6.3, 50.0, 1e4)

@@ -1,6 +1,6 @@
 """The Triton kernels on the CPU, through Triton's interpreter.
 
-Triton decides at its import whether it interprets: the checks (fused_*_checks.py) run in processes of their own.
+Triton decides at its import whether it interprets: the checks (*_checks.py) run in processes of their own.
 """
 
 import os
@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parent
+CHECKS = (
+    "attention/fused_kernel_checks.py",
+    "attention/fused_learning_checks.py",
+    "encodings/table_kernel_checks.py",
+)
 
-@pytest.mark.parametrize("checks", ["fused_kernel_checks.py", "fused_learning_checks.py"])
+
+@pytest.mark.parametrize("checks", CHECKS)
 def test_kernels_under_the_interpreter(checks: str) -> None:
-    file = Path(__file__).with_name(checks)
-    command = [sys.executable, "-m", "pytest", str(file), "-x", "-p", "no:cacheprovider"]
-    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", str(TESTS / checks), "-x", "-p", "no:cacheprovider"]
+    root = TESTS.parent
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
     run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
