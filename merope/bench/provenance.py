@@ -73,6 +73,7 @@ def provenance(config: TrainConfig) -> dict[str, Any]:
         "seed": config.run.seed,
         "steps": config.run.steps,
         "batch_size": config.run.batch_size,
+        "pretrained": config.model.pretrained,
         "branch": config.branch if config.branch == "none" else asdict(config.branch),
         "parameters": _parameters(config.run.out / "trained"),
         "gpu": ", ".join(sorted({piece["gpu"] for piece in pieces})),

@@ -295,6 +295,7 @@ def put_together(
 
 
 def with_seed(config: TrainConfig, seed: int) -> TrainConfig:
-    """The same row with other dice, in a folder of its own."""
-    out = config.run.out.with_name(f"{config.run.out.name}-seed{seed}")
-    return replace(config, run=replace(config.run, seed=seed, out=out))
+    """The same row with other dice, in a folder of its own; {seed} in what it starts from is the seed."""
+    out, start = config.run.out.with_name(f"{config.run.out.name}-seed{seed}"), config.model.pretrained
+    model = replace(config.model, pretrained=None if start is None else start.replace("{seed}", str(seed)))
+    return replace(config, run=replace(config.run, seed=seed, out=out), model=model)

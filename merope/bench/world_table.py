@@ -29,6 +29,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
     "Mixed lenses": ("mixed-lenses",),
     "Values turned or not": ("logits-only", "raynova-values"),
+    "Four times as long": ("long-raynova", "long-merope"),
+    "Added to a trained model": ("after-none-gta", "after-none-raynova", "after-none-merope"),
 }
 """Every row of configs/world, in the order in which they are to be measured."""
 
@@ -60,6 +62,10 @@ class Row:
     @property
     def any_seed(self) -> Result:
         return next(iter(self.seeds.values()))
+
+    @property
+    def is_from_scratch(self) -> bool:
+        return self.any_seed.get("pretrained") is None
 
     @property
     def stretches(self) -> tuple[float, ...]:
@@ -98,8 +104,9 @@ class Row:
     def is_comparable(self, other: "Row", stretch: float = 1.0) -> bool:
         """Whether both were trained alike and tested on the same clips."""
         tests = [row.part(seed, stretch)["test"] for row in (self, other) for seed in row.tested(stretch)[:1]]
-        is_same_test = len(tests) == 2 and tests[0] == tests[1]
-        return is_same_test and all(self.any_seed[key] == other.any_seed[key] for key in SAME_TRAINING)
+        if len(tests) < 2 or tests[0] != tests[1] or self.is_from_scratch != other.is_from_scratch:
+            return False
+        return all(self.any_seed[key] == other.any_seed[key] for key in SAME_TRAINING)
 
     def part(self, seed: int, stretch: float) -> Result:
         """One test of one seed."""
@@ -136,15 +143,19 @@ def _check_alike(row: Row) -> None:
 
 
 def tables(rows: Mapping[str, Row], against: str = "merope") -> str:
-    """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured."""
+    """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured.
+
+    Rows are compared with one of them; a group that has its own (long-merope for merope) is compared with that.
+    """
     others = tuple(name for name in rows if not any(name in names for names in GROUPS.values()))
     parts = [_about(rows)]
     for title, names in (GROUPS | ({"Other rows": others} if others else {})).items():
         measured = [rows[name] for name in names if name in rows]
         missing = [name for name in names if name not in rows]
         parts.append(f"### {title}")
+        own = [row for row in measured if row.name.endswith(f"-{against}")]
         if measured:
-            parts.append(group_table(measured, rows.get(against)))
+            parts.append(group_table(measured, own[0] if own else rows.get(against)))
         if missing:
             parts.append("Open: " + ", ".join(missing) + ".")
     return (
@@ -200,7 +211,7 @@ def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> st
 
 def verdict(row_minus_other: Interval, other: str) -> str:
     """What an interval of the difference allows to say."""
-    name = "MeRoPE" if other == "merope" else other
+    name = "MeRoPE" if other.endswith("merope") else other
     if row_minus_other.low > 0.0:
         return f"{name} lower"
     return f"{name} higher" if row_minus_other.high < 0.0 else "not separated"

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from merope.data.world_clips import WorldClips
 
-FORMAT = 1
-"""To be raised when the world or its renderer draws the same seeds in another way."""
+PACKAGE = Path(__file__).parents[1]
+DRAWN_BY = ("data", "geometry")
+"""Parts of the package that decide what a seed looks like."""
 
 
 @dataclass(frozen=True)
@@ -55,4 +57,11 @@ def _read(file: Path) -> Tensor | None:
 
 
 def _digest(clips: WorldClips, seeds: Sequence[int]) -> str:
-    return hashlib.sha256(repr((FORMAT, clips, tuple(seeds))).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((_source(), clips, tuple(seeds))).encode()).hexdigest()[:32]
+
+
+@cache
+def _source() -> str:
+    """Digest of the code that draws: another version of it may draw the same seeds in another way."""
+    files = sorted(file for part in DRAWN_BY for file in (PACKAGE / part).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

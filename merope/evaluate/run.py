@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -60,7 +60,8 @@ def evaluate(
     """
     _check_choice(choice, estimates)
     distances = None if fidelity is None else _fidelity_of(fidelity, methods)
-    jobs, strays = match(read_commanded(commanded), methods, estimates)
+    paths = [path for path in read_commanded(commanded) if not _is_output(path.poses, out, methods)]
+    jobs, strays = match(paths, methods, estimates)
     records = recover_all(jobs, choice, out, workers)
     print(f"measuring {len(records)} clips", file=sys.stderr)
     settings = {
@@ -77,6 +78,13 @@ def evaluate(
     write_results(results, out)
     write_report(results, out / "report.html")
     return results
+
+
+def _is_output(file: Path, out: Path, methods: Iterable[str]) -> bool:
+    """Whether an earlier run wrote a file: `out` may lie among the commanded paths, or be their folder."""
+    file, out = file.resolve(), out.resolve()
+    is_record = file.suffix == ".json" and any(out / "clips" / method in file.parents for method in methods)
+    return is_record or file in (out / "results.json", out / "clips.csv")
 
 
 def _check_choice(choice: EstimatorChoice, estimates: Path | None) -> None:

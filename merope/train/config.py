@@ -47,7 +47,7 @@ class ModelSection:
     """
 
     pretrained: str | None = None
-    architecture: dict[str, Any] | None = None  # arguments of WanTransformer3DModel
+    architecture: dict[str, Any] | None = None  # arguments of WanTransformer3DModel; those of `pretrained`, if given
     pretrained_branch: Path | None = None  # a saved branch to go on from; None: a fresh one, which adds nothing
     trainable: Literal["branch", "all"] = "branch"
     precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; trained weights are always kept in fp32
@@ -55,9 +55,8 @@ class ModelSection:
     compile: bool = False  # torch.compile on every block
 
     def __post_init__(self) -> None:
-        if (self.pretrained is None) == (self.architecture is None):
-            got = "both" if self.pretrained is not None else "neither"
-            raise invalid("model", "either pretrained or architecture", got, "name a folder, or give the sizes")
+        if self.pretrained is None and self.architecture is None:
+            raise invalid("model", "pretrained or architecture", "neither", "name a folder, or give the sizes")
 
 
 @dataclass(frozen=True)

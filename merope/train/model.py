@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
-from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -169,7 +168,7 @@ def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
     parts = {"text_encoder": None, "tokenizer": None} if isinstance(config.data, CachedData) else {}
     folder = config.model.pretrained or ""
     try:
-        return CameraVideoPipeline.from_pretrained(
+        pipeline = CameraVideoPipeline.from_pretrained(
             folder,
             dtype={
                 "transformer": torch.float32 if keep_fp32 else torch.bfloat16,
@@ -177,17 +176,23 @@ def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
             },
             **parts,
         )
-    except (OSError, HFValidationError) as error:  # the second where a folder is missing: it may be a hub's name
+    except (OSError, ValueError) as error:  # the second where a folder is missing: its path is no hub's name
         fix = "give the folder of a diffusers Wan model, or its hub id where the hub can be reached"
         got = f"{folder} ({str(error).splitlines()[0]})"
         raise invalid("model.pretrained", "a Wan model", got, fix) from None
+    for key, size in (config.model.architecture or {}).items():
+        found = pipeline.transformer.config.get(key)
+        if _as_json(found) != _as_json(size):
+            fix = "leave model.architecture out, or name a model of these sizes"
+            raise invalid("model.pretrained", f"a transformer with {key} = {size}", found, fix)
+    return pipeline
 
 
 def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder: Path) -> None:
     """Write what was trained as ordinary folders, from any sharding: the branch, and the transformer if it changed.
 
-    A model from scratch becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks call this,
-    the first one writes. With a moving average, that is what is written.
+    A model of pixels becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks call this, the
+    first one writes. With a moving average, that is what is written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights: dict[str, Any] = dict(get_model_state_dict(model.transformer, options=options))
@@ -202,7 +207,7 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     if config.model.trainable == "all":
         base = WanTransformer3DModel.from_config(model.transformer.config)
         base.load_state_dict({name: value for name, value in weights.items() if name in base.state_dict()})
-        if config.model.pretrained is None:
+        if model.pipeline.vae is None:
             scheduler = model.pipeline.scheduler
             CameraVideoPipeline(None, None, None, scheduler, base, expand_timesteps=True).save_pretrained(folder)
         else:

@@ -42,6 +42,12 @@ def seen_config(folder: Path) -> TrainConfig:
     return with_seed(tiny_config(folder / "row", "run.steps=2", "data.height=72", "data.width=128"), 3)
 
 
+def test_a_row_starts_from_a_model_of_its_own_seed(tmp_path: Path) -> None:
+    config = with_seed(tiny_config(tmp_path / "row", "model.pretrained=none-seed{seed}/trained"), 3)
+    assert config.model.pretrained == "none-seed3/trained"
+    assert config.run.out == tmp_path / "row-seed3"
+
+
 def test_a_row_is_trained_generated_and_scored(tmp_path: Path) -> None:
     config = seen_config(tmp_path)
     assert config.run.out == tmp_path / "row-seed3"

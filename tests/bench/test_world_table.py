@@ -225,6 +225,20 @@ def test_seeds_of_a_row_must_be_of_one_test(tmp_path: Path) -> None:
         read_rows(tmp_path / "nothing")
 
 
+def test_rows_of_another_start_are_compared_among_themselves(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_result(tmp_path, "merope", seed, 2.0)
+        write_result(tmp_path, "after-none-gta", seed, 3.0, pretrained=f"none-seed{seed}/trained")
+    alone = tables(read_rows(tmp_path)).partition("### Added to a trained model")[2].partition("###")[0]
+    assert "another test" in alone
+    for seed in (0, 1):
+        write_result(tmp_path, "after-none-merope", seed, 1.0, pretrained=f"none-seed{seed}/trained")
+    together = tables(read_rows(tmp_path)).partition("### Added to a trained model")[2].partition("###")[0]
+    assert "CamMC − after-none-merope" in together
+    assert "| **after-none-merope** |" in together
+    assert "MeRoPE lower" in together
+
+
 def test_the_list_of_rows_is_that_of_the_configs() -> None:
     listed = [row for rows in GROUPS.values() for row in rows]
     assert len(set(listed)) == len(listed)

@@ -189,6 +189,17 @@ def test_interrupted_runs_go_on_and_give_the_same(folder: Path, stand_in: Callab
     assert outputs(folder / "twice") == outputs(folder / "whole")
 
 
+@pytest.mark.parametrize("out", ["commanded", "commanded/out"])
+def test_results_among_the_commanded_paths_are_no_paths(
+    folder: Path, stand_in: Callable[..., StandIn], out: str
+) -> None:
+    stand_in()
+    run(folder, out)
+    first = outputs(folder / out)
+    assert kinds(run(folder, out)) == EXPECTED
+    assert outputs(folder / out) == first
+
+
 def test_command_line_says_how_to_go_on(
     folder: Path, stand_in: Callable[..., StandIn], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -232,6 +232,21 @@ def test_the_handlers_of_signals_are_put_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_who_listened_to_signals_before_hears_of_them_too() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with loop.stop_requests() as wanted:
+            signal.raise_signal(signal.SIGINT)  # Python's own handler would end the program, and is not called
+            assert wanted()
+            signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
 def test_the_learning_rate_rises_stays_and_falls(tmp_path: Path) -> None:
     options = ("run.steps=10", "optimiser.learning_rate=1.0", "optimiser.warmup_steps=4", "optimiser.decay_steps=5")
     config = tiny_config(tmp_path, *options)
@@ -264,6 +279,14 @@ def test_training_goes_on_from_a_saved_model_and_branch(tmp_path: Path) -> None:
             assert torch.equal(built[name], value), name
     train(config)
     assert (tmp_path / "second" / "trained" / "branch").is_dir()
+    assert CameraVideoPipeline.from_pretrained(tmp_path / "second" / "trained").vae is None  # a whole model of pixels
+    sized = replace(config, model=replace(config.model, architecture=before.model.architecture))
+    build_model(sized, torch.device("cpu"), sharded=False)
+    architecture = {**before.model.architecture, "num_layers": 7}
+    with pytest.raises(ValueError, match=r"model.pretrained must be a transformer with num_layers = 7"):
+        build_model(
+            replace(config, model=replace(config.model, architecture=architecture)), torch.device("cpu"), sharded=False
+        )
     other = replace(config, branch=replace(config.branch, encoding="ucpe", encoding_options={}))
     with pytest.raises(ValueError, match=r"pretrained_branch.*encoding = merope"):
         build_model(other, torch.device("cpu"), sharded=False)

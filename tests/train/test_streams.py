@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from merope.data import kept_renders
 from merope.data.kept_renders import KeptRenders
 from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
 from merope.geometry.lenses import Pinhole, UnifiedCamera
@@ -88,6 +89,13 @@ def test_half_a_file_of_kept_renders_is_rendered_again(tmp_path: Path) -> None:
         os.truncate(file, size)
         assert torch.equal(kept.frames(CLIPS, [3], lambda: frames), frames)
         assert torch.equal(kept.frames(CLIPS, [3], lambda: frames + 1), frames)
+
+
+def test_other_code_renders_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, frames = KeptRenders(tmp_path), torch.full((1, 2, 2, 2, 3), 7, dtype=torch.uint8)
+    kept.frames(CLIPS, [3], lambda: frames)
+    monkeypatch.setattr(kept_renders, "_source", lambda: "another version")
+    assert torch.equal(kept.frames(CLIPS, [3], lambda: frames + 1), frames + 1)
 
 
 def test_of_two_who_want_a_clip_one_renders(tmp_path: Path) -> None:

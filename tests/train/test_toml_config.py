@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from merope.train.config import TrainConfig
+from merope.train.config import ModelSection, TrainConfig
 from merope.train.toml_config import build, merged, read_config, read_table
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -112,6 +112,11 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
     assert config.run.steps > 0
 
 
+def test_a_model_has_weights_or_sizes() -> None:
+    with pytest.raises(ValueError, match="model must be pretrained or architecture, got neither"):
+        ModelSection()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -121,7 +126,6 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         "objective.shift=0.0",
         "optimiser.learning_rate=nan",
         "optimiser.ema_decay=1.0",
-        "model.pretrained=somewhere",
         "branch.compression=0",
         "branch.encoding=meropee",
         "parallel.context=0",
@@ -129,5 +133,5 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
 )
 def test_values_that_cannot_train_are_refused(change: str) -> None:
     key = change.partition("=")[0].rpartition(".")[2]
-    with pytest.raises(ValueError, match=key if key != "pretrained" else "model"):
+    with pytest.raises(ValueError, match=key):
         read_config(TrainConfig, CONFIGS / "tiny.toml", [change])
