@@ -98,6 +98,9 @@ def block_indices(blocks: Blocks, num_layers: int) -> list[int]:
 
 def make_encoding(name: str, head_dim: int, options: dict[str, Any], translation_scale: float) -> Encoding:
     """The encoding of heads with so many channels; only some methods have a translation scale."""
+    for given, fix in (("head_dim", "it follows from the model"), ("translation_scale", "it is a field of the config")):
+        if given in options:
+            raise invalid("encoding_options", f"without {given}", options, fix)
     if "translation_scale" in ENCODINGS[name].__dataclass_fields__:
         return encoding(name, head_dim=head_dim, translation_scale=translation_scale, **options)
     if translation_scale != 1:

@@ -185,7 +185,9 @@ class CameraInput:
             return cameras
         if not isinstance(cameras, Cameras):
             expected = "merope.Cameras: the transformer has a camera branch"
-            raise invalid(f'attention_kwargs["{CAMERAS}"]', expected, cameras, "merope.detach gives the base model")
+            got = None if cameras is None else type(cameras).__name__
+            fix = "pass Cameras(world_from_camera, lens); merope.detach gives the base model"
+            raise invalid(f'attention_kwargs["{CAMERAS}"]', expected, got, fix)
         if torch.compiler.is_compiling():
             fix = "make them ready outside the compiled call: branch.prepare(cameras, latents)"
             raise invalid(f'attention_kwargs["{CAMERAS}"]', "a CameraCondition under torch.compile", "Cameras", fix)

@@ -42,6 +42,9 @@ def attach(transformer: WanTransformer3DModel, config: CameraBranchConfig | None
     `attention_kwargs={"cameras": …}`.
     """
     _check_transformer(transformer)
+    if config is not None and not isinstance(config, CameraBranchConfig):
+        fix = "pass CameraBranchConfig(encoding=…); a branch goes back on with save_pretrained and merope.load_branch"
+        raise invalid("config", "a merope.CameraBranchConfig", type(config).__name__, fix)
     branch = CameraBranch.for_transformer(transformer, config or CameraBranchConfig())
     _install(transformer, branch)
     return branch
@@ -102,6 +105,7 @@ def _install(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
     branch.time_limit = transformer.rope.max_seq_len
     inputs = CameraInput(branch)
     hooks = [
+        transformer.register_forward_pre_hook(_check_processors),
         transformer.register_forward_pre_hook(inputs.before_forward, with_kwargs=True),
         transformer.rope.register_forward_hook(inputs.after_rope),
         transformer.register_forward_hook(inputs.after_forward),
@@ -115,6 +119,18 @@ def _self_attention(transformer: WanTransformer3DModel, index: int) -> WanAttent
     attn = transformer.blocks[index].attn1
     assert isinstance(attn, WanAttention)
     return attn
+
+
+def _check_processors(transformer: WanTransformer3DModel, args: tuple[Any, ...]) -> None:
+    """Forward pre-hook: someone else's processor in a camera block would run it without cameras and say nothing."""
+    branch = attached_branch(transformer)
+    if branch is None or torch.compiler.is_compiling():
+        return
+    for index, processor in branch.processors().items():
+        found: object = _self_attention(transformer, index).processor
+        if found is not processor:
+            fix = "call merope.detach first, set_attn_processor then, and attach or load the branch after it"
+            raise invalid(f"processor of block {index}", "that of the camera branch", type(found).__name__, fix)
 
 
 def _check_transformer(transformer: WanTransformer3DModel) -> None:

@@ -90,6 +90,9 @@ def _check_fused(q: Tensor, plan: AttentionPlan) -> None:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+    if not isinstance(plan, AttentionPlan):
+        fix = "make one with merope.encoding(name, head_dim=…).plan(cameras, grid)"
+        raise invalid("plan", "an AttentionPlan", type(plan).__name__, fix)
     plan_batch = plan.batch
     for name, x, tokens in (("q", q, plan.query_tokens), ("k", k, plan.key_tokens), ("v", v, plan.key_tokens)):
         if x.ndim != 4 or 0 in x.shape:

@@ -1,5 +1,6 @@
 """Camera encodings by name."""
 
+from dataclasses import fields
 from typing import Any
 
 from merope.encodings.cape import CaPE
@@ -35,4 +36,10 @@ def encoding(name: str, **options: Any) -> Encoding:
     """The encoding of that name; options (head_dim and the method's own) are the fields of its class."""
     if name not in ENCODINGS:
         raise invalid("name", f"one of {sorted(ENCODINGS)}", repr(name), "check the spelling")
+    known = [f.name for f in fields(ENCODINGS[name])]
+    for option in options:
+        if option not in known:
+            raise invalid(f"options of {name}", f"among {known}", repr(option), "see docs/encodings.md")
+    if not isinstance(head_dim := options.get("head_dim", 128), int):
+        raise invalid("head_dim", "an int", repr(head_dim), "divide the width by the heads with //")
     return ENCODINGS[name](**options)

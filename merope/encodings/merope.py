@@ -141,10 +141,25 @@ class MeRoPE(Encoding):
         return multiply(arc_turns(arc, fractions), key_frames[..., None, :])
 
 
+def _fitting_partitions(encoding: MeRoPE) -> list[tuple[int, int, int, int]]:
+    """Partitions that fill the head with some channels for every block, those nearest to the paper's shares first."""
+    head_dim, unit = int(encoding.head_dim), 3 * max(1, len(encoding.fractions))
+    shares = [head_dim * channels / 128 for channels in PARTITIONS[128]]
+    fitting = [
+        (disparity, rotation, translation, native)
+        for disparity in range(unit, head_dim, unit)
+        for translation in range(6, head_dim - disparity, 6)
+        for native in range(8, head_dim - disparity - translation, 8)
+        if (rotation := head_dim - disparity - translation - native) % 3 == 0
+    ]
+    return sorted(fitting, key=lambda channels: math.dist(channels, shares))
+
+
 def _check(encoding: MeRoPE) -> None:
     """Refuse configurations that do not fill a head."""
     if encoding.partition is None and encoding.head_dim not in PARTITIONS:
         fix = "pass partition=(disparity, rotation, translation, native) channels"
+        fix += "".join(f", such as {fitting}" for fitting in _fitting_partitions(encoding)[:1])
         raise invalid("head_dim", f"one of {sorted(PARTITIONS)} without a partition", encoding.head_dim, fix)
     channels = encoding.channels
     if len(channels) != 4 or min(channels) < 0 or sum(channels) != encoding.head_dim:

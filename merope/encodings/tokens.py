@@ -81,6 +81,10 @@ def query_and_key_tokens(
     key_content: Tensor | None,
 ) -> tuple[Tokens, Tokens]:
     """Validate the arguments of `Encoding.plan` and resolve both sides; without `key`, keys are the queries."""
+    for name, given in (("cameras", cameras), ("key", key)):
+        if not isinstance(given, Cameras) and (given is not None or name == "cameras"):
+            fix = "pass merope.Cameras(world_from_camera, lens)"
+            raise invalid(name, "merope.Cameras", type(given).__name__, fix)
     if key is None and not all(x is None for x in (key_grid, key_times, key_extra_tokens, key_content)):
         expected = "given when key_grid, key_times, key_extra_tokens or key_content is"
         raise invalid("key", expected, None, "pass the Cameras of the key side")

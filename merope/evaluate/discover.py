@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from merope.data.formats import read
+from merope.data.formats.colmap import is_model
 from merope.data.trajectory import Trajectory
 from merope.errors import invalid
 from merope.geometry.lens_batches import picked
@@ -182,7 +183,7 @@ def _files(folder: Path, suffixes: Iterable[str], models: bool = False) -> list[
         place = path.relative_to(folder)
         if any(part.startswith(".") for part in place.parts):
             continue
-        if models and path.is_dir() and (path / "images.txt").is_file() and (path / "cameras.txt").is_file():
+        if models and path.is_dir() and is_model({child.name for child in path.iterdir()}):
             found.append((clip_name(place), path))
             inside_models.add(path)
         elif path.suffix.lower() not in suffixes or inside_models & set(path.parents):

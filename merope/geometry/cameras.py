@@ -81,6 +81,9 @@ class Cameras:
 
     def to(self, device: torch.device | str) -> Self:
         """The same cameras on another device; precision never changes."""
+        if isinstance(device, torch.dtype):
+            fix = "poses stay float64; Cameras(..., plan_dtype=) and plan.to(dtype=) choose the precision of tables"
+            raise invalid("device", "a device", device, fix)
         moved = copy.copy(self)
         object.__setattr__(moved, "world_from_camera", self.world_from_camera.to(device))
         object.__setattr__(moved, "lens", self.lens.to(device))

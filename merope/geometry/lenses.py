@@ -69,11 +69,22 @@ def settle_parameters(lens: "DataclassInstance", **conditions: Condition) -> Non
     parameters = {name: as_parameter(name, getattr(lens, name), conditions.get(name, FINITE)) for name in names}
     for name, value in parameters.items():
         object.__setattr__(lens, name, value)
+    if "fx" in parameters:
+        _refuse_fractions(parameters, lens.width)  # type: ignore[attr-defined]
     try:
         object.__setattr__(lens, "batch_shape", torch.broadcast_shapes(*(p.shape for p in parameters.values())))
     except RuntimeError:
         got = ", ".join(f"{name} {list(p.shape)}" for name, p in parameters.items())
         raise invalid("parameter shapes", "broadcastable", got, "give all of them the shape of the cameras") from None
+
+
+def _refuse_fractions(parameters: dict[str, Tensor], width: int) -> None:
+    """No real lens has its axis in the first pixel and so short a focal length: these are fractions of the image."""
+    fx, cx, cy = (parameters[name] for name in ("fx", "cx", "cy"))
+    if all(bool(((c >= 0) & (c <= 1)).all()) for c in (cx, cy)) and bool((fx < 0.05 * width).all()):
+        got = ", ".join(f"{name} {parameters[name].tolist()}" for name in ("fx", "cx", "cy"))
+        fix = "multiply fractions of the image by it: fx and cx by the width, fy and cy by the height"
+        raise invalid("fx, fy, cx, cy", f"in pixels of an image {width} wide", got, fix)
 
 
 def as_parameter(name: str, value: object, condition: Condition = FINITE) -> Tensor:  # [*batch]
@@ -82,6 +93,9 @@ def as_parameter(name: str, value: object, condition: Condition = FINITE) -> Ten
         value = torch.tensor(float(value), dtype=torch.float64)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise invalid(name, "a number or a floating-point tensor", repr(value), "convert it to one")
+    if value.dtype not in (torch.float32, torch.float64):
+        fix = "pass the original calibration; bfloat16 steps by 4 pixels at 900"
+        raise invalid(name, "float32 or float64", value.dtype, fix)
     expected, holds = condition
     if not bool((value.isfinite() & holds(value)).all()):
         raise invalid(name, expected, value.tolist(), "check the calibration")

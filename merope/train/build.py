@@ -1,5 +1,6 @@
 """From a config to the stream of its training examples."""
 
+import math
 from functools import partial
 
 from merope.data.kept_renders import KeptRenders
@@ -50,7 +51,12 @@ def world_clips(config: TrainConfig) -> WorldClips:
 def check_shares(config: TrainConfig, data_ranks: int) -> None:
     """All ranks must do the same number of forward passes, or they wait for each other for ever."""
     unit = data_ranks * config.run.micro_batch
-    for name, count in (("batch_size", config.run.batch_size), ("validation_clips", config.run.validation_clips)):
+    counts = {"batch_size": config.run.batch_size, "validation_clips": config.run.validation_clips}
+    for name, count in counts.items():
         if count % unit:
             expected = f"a multiple of {data_ranks} data ranks × micro_batch {config.run.micro_batch}"
-            raise invalid(f"run.{name}", expected, count, f"use {-(-count // unit) * unit}")
+            fix = f"use {-(-count // unit) * unit}"
+            if not any(n % data_ranks for n in counts.values()):
+                micro_batch = math.gcd(config.run.micro_batch, *(n // data_ranks for n in counts.values()))
+                fix = f"use run.micro_batch={micro_batch}, which leaves the run what it is"
+            raise invalid(f"run.{name}", expected, count, fix)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from hypothesis import given
 from hypothesis import strategies as st
 from scenes import PINHOLE, random_poses
@@ -220,6 +221,8 @@ def test_forgotten_or_unfitting_cameras_are_refused() -> None:
         run(transformer)
     with pytest.raises(ValueError, match=r'attention_kwargs\["cameras"\] must be merope.Cameras.*got None'):
         transformer(**tiny_inputs(), attention_kwargs={"scale": 1.0})
+    with pytest.raises(ValueError, match=r'attention_kwargs\["cameras"\] must be merope.Cameras.*got Tensor; pass'):
+        run(transformer, cameras().world_from_camera)
     with pytest.raises(ValueError, match=r"one per latent frame, 3, got 9.*Clip.latent_cameras"):
         run(transformer, cameras(9))
     with pytest.raises(ValueError, match=r"one per latent frame, 3, got 4; latent frame n"):
@@ -236,6 +239,17 @@ def test_forgotten_or_unfitting_cameras_are_refused() -> None:
         transformer(**tiny_inputs(), attention_kwargs={"cameras": prepared, "times": [0.0, 1.0, 2.0]})
 
 
+def test_a_branch_whose_place_was_taken_is_missed() -> None:
+    transformer = tiny_wan()
+    base = run(transformer)
+    attach(transformer, tiny_config())
+    transformer.set_attn_processor(WanAttnProcessor())
+    with pytest.raises(ValueError, match=r"processor of block \d must be that of the camera branch, got WanAttnProc"):
+        run(transformer, cameras())
+    detach(transformer)
+    assert torch.equal(run(transformer), base)
+
+
 def test_what_can_be_attached_to() -> None:
     with pytest.raises(ValueError, match="WanTransformer3DModel"):
         attach(torch.nn.Linear(2, 2), tiny_config())
@@ -245,10 +259,15 @@ def test_what_can_be_attached_to() -> None:
     assert attached_branch(transformer) is None
     with pytest.raises(ValueError, match="translation_scale must be 1 for merope"):
         attach(transformer, tiny_config(translation_scale=0.1))
+    for option, message in (("anchor", "options of merope must be among"), ("head_dim", "without head_dim")):
+        with pytest.raises(ValueError, match=message):
+            attach(transformer, tiny_config(encoding_options={option: 3}))
     branch = attach(transformer, tiny_config())
     assert attached_branch(transformer) is branch
     with pytest.raises(ValueError, match="without a camera branch"):
         attach(transformer, tiny_config())
+    with pytest.raises(ValueError, match=r"config must be a .*Config, got dict"):
+        attach(tiny_wan(), {"encoding": "merope"})
 
 
 @pytest.mark.parametrize("bad", [{"encoding": "rope"}, {"compression": 0}, {"qk_norm": "layer"}, {"integration": "no"}])

@@ -74,6 +74,17 @@ def test_lora_never_touches_the_branch(lora_first: bool) -> None:
     assert torch.equal(run(transformer, cameras()), scaled)
 
 
+def test_lora_freezes_a_branch_until_told_otherwise() -> None:
+    transformer = tiny_wan()
+    branch = perturb(attach(transformer, tiny_config()))
+    transformer.add_adapter(LORA)
+    assert not any(weight.requires_grad for weight in branch.parameters())  # PEFT's doing; docs/wan.md says so
+    branch.requires_grad_(True)
+    run(transformer, cameras()).square().mean().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in branch.parameters())
+    assert all(weight.grad is not None for name, weight in transformer.named_parameters() if "lora_B" in name)
+
+
 def test_attention_backends_reach_the_base_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # A model's backend becomes that of all models, and `reset_attention_backend` leaves it so: put back at the end.
     monkeypatch.setattr(_AttentionBackendRegistry, "_active_backend", _AttentionBackendRegistry._active_backend)

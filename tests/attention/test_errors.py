@@ -145,3 +145,18 @@ def test_nothing_is_cast_behind_the_callers_back(dtype: torch.dtype, backend: st
     assert out.dtype == dtype
     assert (out.double() - exact).norm() / exact.norm() < 4 * torch.finfo(dtype).eps
     assert (u.mT.double() @ u.double() - torch.eye(128)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MeRoPE().plan(random_poses(3), GRID), "cameras must be merope.Cameras, got Tensor"),
+        (lambda: MeRoPE().plan(None, GRID), "cameras must be merope.Cameras, got NoneType"),
+        (lambda: MeRoPE().plan(Cameras(random_poses(3), PINHOLE), GRID, key=random_poses(3)), "key must be merope.Cam"),
+        (lambda: merope.attend(*random_qkv(1, 2, 18, 128), None), "plan must be an AttentionPlan, got NoneType"),
+        (lambda: merope.attend(*random_qkv(1, 2, 18, 128), MeRoPE()), "plan must be an AttentionPlan, got MeRoPE"),
+    ],
+)
+def test_another_kind_of_object_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call()

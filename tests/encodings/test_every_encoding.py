@@ -279,3 +279,11 @@ def test_contents_are_required_or_refused(name: str) -> None:
 def test_heads_that_a_method_does_not_fill_are_refused(name: str, head_dim: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"head_dim must be {message}"):
         merope.encoding(name, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("name", sorted(ENCODINGS))
+def test_options_that_a_method_does_not_have_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"options of {name} must be among \['head_dim', .*got 'head_dims'"):
+        merope.encoding(name, head_dims=128)
+    with pytest.raises(ValueError, match=r"head_dim must be an int, got 128\.0; divide"):
+        merope.encoding(name, head_dim=768 / 6)

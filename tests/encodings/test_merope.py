@@ -1,6 +1,7 @@
 """MeRoPE against the paper's equations, and the properties that the paper claims."""
 
 import math
+import re
 
 import numpy as np
 import paper_operator
@@ -308,3 +309,12 @@ def test_transport_is_smooth_where_minrot_is_not() -> None:
 def test_configs_that_do_not_fill_a_head_are_refused(options: dict[str, object], word: str) -> None:
     with pytest.raises(ValueError, match=rf"(?s){word}.*got.*;"):
         merope.encoding("merope", **options)
+
+
+@pytest.mark.parametrize("head_dim", [56, 64, 72, 80, 88, 96, 100, 160, 256])
+def test_the_error_of_another_head_names_a_partition_that_fits(head_dim: int) -> None:
+    with pytest.raises(ValueError, match=r"^head_dim must be one of \[128, 192\]") as refusal:
+        merope.encoding("merope", head_dim=head_dim)
+    partition = tuple(map(int, re.findall(r"\d+", str(refusal.value).partition("such as")[2])))
+    assert merope.encoding("merope", head_dim=head_dim, partition=partition).channels == partition
+    assert head_dim != 64 or partition == (18, 18, 12, 16)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,26 @@ def test_what_is_not_there_is_not_invented(tmp_path: Path) -> None:
         formats.detect(tmp_path / "list.json")
     with pytest.raises(ValueError, match=r"got a folder with \['bad.npy'"):
         formats.detect(tmp_path)
+    (model := tmp_path / "sparse").mkdir()
+    for name in ("cameras.bin", "images.bin", "points3D.bin"):
+        (model / name).write_bytes(bytes(5))
+    with pytest.raises(ValueError, match=r"sparse, as text: .*sparse/images.txt must be lines .* got no line of data"):
+        formats.read(model)
+
+
+def test_the_documentation_makes_a_path_of_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    poses = random_trajectory("merope", count=4).world_from_camera
+    millimetres = poses.clone()
+    millimetres[:, :3, 3] *= 1000
+    np.save("w2c.npy", torch.linalg.inv(millimetres).numpy())
+    with pytest.raises(ValueError, match=r"got an array \[4, 4, 4\]; .*docs/formats.md"):
+        formats.read("w2c.npy")
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    (code,) = re.findall(r"```python\n(import numpy.*?)```", page, re.DOTALL)
+    exec(code, names := {})
+    assert names["trajectory"].is_metric
+    assert (names["trajectory"].world_from_camera - poses).abs().max() < 1e-9
 
 
 def test_ambiguous_files_name_the_candidates(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """COLMAP text against pycolmap: poses and every camera model, in both directions."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def test_what_pycolmap_writes_is_read_as_it_means(tmp_path: Path, model: str) ->
     assert valid.all()
     expected = np.asarray(theirs.cameras[3].img_from_cam(points_ahead()))
     assert np.abs(pixels.numpy() - expected).max() < 1e-9
+
+
+@pytest.mark.parametrize("model", ["PINHOLE", "OPENCV_FISHEYE"])
+def test_binary_models_are_those_of_the_text(tmp_path: Path, model: str) -> None:
+    (tmp_path / "text").mkdir()
+    (binary := tmp_path / "binary").mkdir()
+    write_with_pycolmap(tmp_path / "text", model).write_binary(binary)
+    assert formats.detect(binary) == "colmap"
+    ours, expected = formats.read(binary), formats.read(tmp_path / "text")
+    assert largest(ours.world_from_camera - expected.world_from_camera) < 1e-14
+    assert (ours.name, ours.frame_names) == ("binary", expected.frame_names)
+    assert lens_difference(ours.lens, expected.lens) < 1e-14
+    os.truncate(binary / "images.bin", (binary / "images.bin").stat().st_size // 2)
+    with pytest.raises(ValueError, match="binary, as text: "):
+        formats.read(binary)
 
 
 @pytest.mark.parametrize("name", ["pinhole", "brown", "rational", "fisheye", "extended-0.7", "panorama"])

@@ -75,3 +75,9 @@ def test_origin_is_the_first_posed_camera(has_pose: list[bool]) -> None:
     cameras = Cameras(poses, PINHOLE, torch.tensor(has_pose))
     first = has_pose.index(True)
     assert (cameras.relative_to(cameras.origin())[first] - torch.eye(4, dtype=torch.float64)).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_moving_never_changes_the_precision(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"^device must be a device, got {dtype}; poses stay float64"):
+        Cameras(random_poses(2), PINHOLE).to(dtype)  # type: ignore[arg-type]

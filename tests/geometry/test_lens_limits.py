@@ -9,7 +9,7 @@ import torch
 from lens_zoo import FISHEYE, LENSES, RATIONAL, H, W, batched, each_lens, parameter_names, random_pixels, typical_lens
 from torch import Tensor
 
-from merope.geometry.lenses import Lens, UnifiedCamera
+from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 
 
 def last_and_first_off(holds: Callable[[Tensor], Tensor], inside: Tensor, outside: Tensor) -> list[Tensor]:
@@ -103,6 +103,15 @@ def test_refuses_bad_parameters(lens_name: str) -> None:
                 replace(LENSES[lens_name], **{name: value})
 
 
+@pytest.mark.parametrize("lens_name", BAD_OWN)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_refuses_half_precision(lens_name: str, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"^fx must be float32 or float64, got {dtype}; pass the original"):
+        replace(LENSES[lens_name], fx=torch.tensor(910.3, dtype=dtype))
+    with pytest.raises(ValueError, match=r"must be float32 or float64"):
+        LENSES[lens_name].to(dtype)
+
+
 def test_refuses_shapes_that_do_not_broadcast() -> None:
     with pytest.raises(ValueError, match=r"parameter shapes .*fx \[2\].*cy \[3\]"):
         replace(LENSES["pinhole"], fx=torch.full((2,), 500.0), cy=torch.zeros(3))
@@ -114,6 +123,14 @@ def test_from_fov_refuses_what_the_lens_cannot_reach(xi: float, fov: float) -> N
         UnifiedCamera.from_fov(fov, xi, W, H)
     with pytest.raises(ValueError, match=r"^xi must be .*, got .*; "):
         UnifiedCamera.from_fov(90.0, -0.5, W, H)
+
+
+def test_refuses_intrinsics_that_are_fractions_of_the_image() -> None:
+    with pytest.raises(ValueError, match=r"^fx, fy, cx, cy must be in pixels .*, got fx 0\.8, cx 0\.5, cy 0\.5; "):
+        Pinhole(0.8, 1.4, 0.5, 0.5, 512, 288)
+    with pytest.raises(ValueError, match=r"^fx, fy, cx, cy must be in pixels"):
+        UnifiedCamera(torch.tensor([0.8, 0.9]), 1.4, 0.5, 0.5, 1.0, 512, 288)
+    Pinhole(1.0, 1.0, 0.5, 0.5, 1, 1)
 
 
 @typical_lens

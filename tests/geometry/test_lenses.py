@@ -1,7 +1,9 @@
 """Lens models: round trips, agreement with OpenCV and COLMAP, batches, gradients and refusals."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -289,3 +291,14 @@ def test_to_moves_the_parameters(lens: Lens) -> None:
     assert type(lens_32) is type(lens)
     assert all(getattr(lens_32, name).dtype == torch.float32 for name in parameter_names(lens))
     assert all(getattr(lens, name).dtype == torch.float64 for name in parameter_names(lens))
+
+
+def test_the_documentation_crops_scales_and_stacks() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conventions.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, names := {})
+    points = torch.tensor([[0.3, -0.2, 2.0], [0.1, 0.4, 3.0]], dtype=torch.float64)
+    expected = (names["lens"].project(points)[0] - points.new_tensor([82, 150])) * points.new_tensor([0.512, 288 / 562])
+    assert (names["scaled"].project(points)[0] - expected).abs().max() < 1e-9
+    assert names["rig"].batch_shape == (3,)
+    assert names["batch"].batch_shape == (2, 1)

@@ -20,6 +20,7 @@ from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import load_branch
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
+from merope.train.build import check_shares
 from merope.train.config import ModelSection, TrainConfig
 from merope.train.loop import NonFiniteLoss, learning_rate, train
 from merope.train.model import build_model
@@ -218,6 +219,16 @@ def test_settings_that_do_not_fit_are_refused_before_a_model_runs(tmp_path: Path
     with pytest.raises(ValueError, match="prefix_frames"):
         train(tiny_config(tmp_path, "objective.prefix_frames=4"))
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_more_ranks_are_told_the_micro_batch_with_which_the_run_goes_on(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "run.batch_size=4", "run.validation_clips=4", "run.micro_batch=4")
+    check_shares(config, data_ranks=1)
+    with pytest.raises(ValueError, match=r"run\.batch_size .* got 4; use run\.micro_batch=2, which leaves the run"):
+        check_shares(config, data_ranks=2)
+    check_shares(replace(config, run=replace(config.run, micro_batch=2)), data_ranks=2)
+    with pytest.raises(ValueError, match=r"run\.batch_size .* got 4; use 12"):  # no micro-batch divides by 3
+        check_shares(config, data_ranks=3)
 
 
 def test_the_handlers_of_signals_are_put_back() -> None:

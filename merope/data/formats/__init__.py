@@ -93,8 +93,14 @@ def detect(path: Path | str) -> str:
     if candidates:
         expected = f"of one format, but {' and '.join(candidates)} are possible"
         raise invalid(str(path), expected, _description(sample), f"pass format={candidates[0]!r} or another of them")
-    fix = "convert it to one of these"
-    raise invalid(str(path), f"one of the formats {', '.join(FORMATS)}", _description(sample), fix)
+    raise invalid(str(path), f"one of the formats {', '.join(FORMATS)}", _description(sample), _conversion(sample))
+
+
+def _conversion(sample: Sample) -> str:
+    """What to do with the common things that are no format."""
+    if sample.array_shape[1:] == (4, 4):
+        return "an array does not say what its matrices are; make a Trajectory of it (docs/formats.md)"
+    return "convert it to one of these"
 
 
 def _description(sample: Sample) -> str:

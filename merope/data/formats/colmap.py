@@ -1,12 +1,13 @@
-"""COLMAP text models: a folder with cameras.txt and images.txt.
+"""COLMAP models: a folder with cameras.txt and images.txt, or with the .bin files that COLMAP writes by itself.
 
 images.txt has two lines per image, `ID qw qx qy qz tx ty tz CAMERA_ID NAME` (camera_from_world, OpenCV axes) and its
 2-D points, which may be blank. COLMAP puts the centre of the top-left pixel at (0.5, 0.5), as this library does.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -62,15 +63,22 @@ class Camera:
 
 def matches(sample: Sample) -> bool:
     """A folder with both files, or the text of images.txt itself."""
-    if {"cameras.txt", "images.txt"} <= sample.files:
+    if is_model(sample.files):
         return True
     words = sample.data_lines[0].split(maxsplit=9) if sample.data_lines else []
     return len(words) == 10 and as_numbers(words[:9]) is not None and as_numbers(words[9].split()) is None
 
 
+def is_model(files: Container[str]) -> bool:
+    """Whether a folder with these files holds a model."""
+    return any(all(f"{name}.{kind}" in files for name in ("cameras", "images")) for kind in ("txt", "bin"))
+
+
 def read(path: Path) -> Trajectory:
     """The images of a COLMAP model in the natural order of their names. path: the folder, or images.txt in it."""
     folder = path if path.is_dir() else path.parent
+    if (folder / "images.bin").is_file() and not (folder / "images.txt").is_file():
+        return _read_binary(folder)
     cameras = _read_cameras(folder / "cameras.txt")
     headers = _image_headers(folder / "images.txt")
     require_rows(folder / "images.txt", headers, IMAGE_LAYOUT + " name")
@@ -93,6 +101,21 @@ def read(path: Path) -> Trajectory:
         frame_names=tuple(name for _, _, name in headers),
         name=folder.name,
     )
+
+
+def _read_binary(folder: Path) -> Trajectory:
+    """By way of the same model as text, which has all digits."""
+    try:
+        import pycolmap
+    except ImportError:
+        fix = "pip install pycolmap, or colmap model_converter --input_path … --output_path … --output_type TXT"
+        raise invalid(str(folder), "a model as text without pycolmap", "a binary one", fix) from None
+    with TemporaryDirectory() as text:
+        try:
+            pycolmap.Reconstruction(folder).write_text(text)
+            return replace(read(Path(text)), name=folder.name)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"{folder}, as text: {str(error).replace(text, str(folder))}") from None
 
 
 def _read_cameras(path: Path) -> dict[int, Camera]:
