@@ -29,7 +29,8 @@ from merope.adapters.wan import attached_branch, load_branch
 from merope.attention.dispatch import attend
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import picked
+from merope.pipeline.conditions import latent_cameras
+from merope.pipeline.preflight import check_branch, outline_model
 
 SHIFT = 5.0
 """Of the noise levels of the short sampling that `analyse_model` watches, as in Wan2.2."""
@@ -215,24 +216,14 @@ class AnalyseConfig:
 
 def analyse_model(config: AnalyseConfig, cameras: Cameras) -> Analysis:  # [RGB frames]
     """Sample a clip along these cameras and write analysis.json, amplitude.png and attention-mass.png."""
-    frame_stride, pixel_stride = _strides(config.model)
+    outline = outline_model(config.model)
+    strides = outline.strides
+    strides.check(config.height, config.width, cameras.count)
+    check_branch(config.branch, outline)
     transformer = _loaded(config)
-    patch = transformer.config.patch_size
-    for name, size, step in (("height", config.height, patch[1]), ("width", config.width, patch[2])):
-        if size % (pixel_stride * step):
-            raise invalid(name, f"a multiple of {pixel_stride * step}, the pixels of a token", size, "change it")
-    if (cameras.count - 1) % frame_stride:
-        fix = f"{(cameras.count - 1) // frame_stride * frame_stride + 1} would do"
-        raise invalid("the number of frames", f"{frame_stride}k + 1", cameras.count, fix)
-    chosen = torch.arange(0, cameras.count, frame_stride)
-    of_latents = Cameras(cameras.world_from_camera[chosen], picked(cameras.lens, chosen)).to(config.device)
-    shape = (
-        1,
-        transformer.config.in_channels,
-        len(chosen),
-        config.height // pixel_stride,
-        config.width // pixel_stride,
-    )
+    of_latents = latent_cameras(cameras, strides.frames).to(config.device)
+    size = strides.latent_size(config.height, config.width)
+    shape = (1, transformer.config.in_channels, of_latents.count, *size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)).to(config.device)
     analysis = watch_sampling(transformer, of_latents, noise, config.steps)
     write_analysis(analysis, config.out, {"model": config.model, "branch": config.branch, "steps": config.steps})
@@ -260,21 +251,6 @@ def watch_sampling(
             latents = latents + (next_level - level) * velocity.float()
     print(file=sys.stderr)
     return record.analysis()
-
-
-def _strides(model: str) -> tuple[int, int]:
-    """RGB frames per latent frame and pixels per latent pixel; 1 and 1 for a model without a VAE."""
-    from diffusers import DiffusionPipeline
-    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
-
-    if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
-        raise invalid("model", "a folder with model_index.json", model, "pass a model in diffusers' layout")
-    library, _ = DiffusionPipeline.load_config(model).get("vae") or (None, None)
-    if library is None:
-        return 1, 1
-    with torch.device("meta"):  # files of Wan2.1 leave the strides to the defaults of the class
-        config = AutoencoderKLWan.from_config(AutoencoderKLWan.load_config(model, subfolder="vae")).config
-    return config["scale_factor_temporal"], config["scale_factor_spatial"]
 
 
 def _loaded(config: AnalyseConfig) -> Any:

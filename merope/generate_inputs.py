@@ -1,6 +1,7 @@
 """What `merope generate` makes a clip from: its settings, camera path, lens and prefix, checked before any weights."""
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,9 @@ class GenerateConfig:
     offload: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("model", "branch", "transformer"):  # the shell leaves --model=~/wan alone
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, os.path.expanduser(getattr(self, name)))
         if self.out.suffix != ".mp4":
             raise invalid("out", "a file name that ends in .mp4", str(self.out), "name the clip, such as clip.mp4")
         if self.lens is not None and self.fov_deg is not None:

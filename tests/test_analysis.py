@@ -16,11 +16,12 @@ from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attach, detach
-from merope.analysis import _strides, analyse, modulation_amplitude, recording, watch_sampling
+from merope.analysis import analyse, modulation_amplitude, recording, watch_sampling
 from merope.cli import main
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.geometry.cameras import Cameras
+from merope.pipeline.preflight import outline_model
 
 
 def branched(**config: Any) -> Any:
@@ -259,6 +260,8 @@ def test_strides_that_the_file_leaves_to_the_defaults(tmp_path: Path) -> None:
     WanPipeline(**pipe.components).save_pretrained(tmp_path)
     file = tmp_path / "vae" / "config.json"
     config = json.loads(file.read_text())
-    assert _strides(str(tmp_path)) == (config.pop("scale_factor_temporal"), config.pop("scale_factor_spatial"))
+    strides = outline_model(str(tmp_path)).strides
+    assert (strides.frames, strides.pixels) == (config.pop("scale_factor_temporal"), config.pop("scale_factor_spatial"))
     file.write_text(json.dumps(config))
-    assert _strides(str(tmp_path)) == (4, 8)
+    strides = outline_model(str(tmp_path)).strides
+    assert (strides.frames, strides.pixels) == (4, 8)

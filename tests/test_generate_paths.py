@@ -93,3 +93,10 @@ def test_no_output_replaces_an_input(tmp_path: Path, inputs: dict[str, str]) -> 
     paths = {"trajectory": tmp_path / "path.json", **{name: tmp_path / file for name, file in inputs.items()}}
     with pytest.raises(ValueError, match="an input"):
         GenerateConfig(model="m", branch="b", out=tmp_path / "drive.mp4", **paths)
+
+
+def test_models_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = GenerateConfig("~/wan", "owner/branch", Path("path.json"), Path("clip.mp4"), transformer="~/trained")
+    assert (config.model, config.branch) == ("/home/someone/wan", "owner/branch")
+    assert config.transformer == "/home/someone/trained"

@@ -19,7 +19,7 @@ LAYERS = {
     "pipeline": {"adapters", "data", "errors", "geometry"},
     "generate_inputs": {"data", "errors", "geometry", "pipeline"},
     "generate": {"adapters", "birdseye", "data", "errors", "generate_inputs", "geometry", "pipeline"},
-    "analysis": {"adapters", "attention", "data", "errors", "geometry"},
+    "analysis": {"adapters", "attention", "data", "errors", "geometry", "pipeline"},
     "train": {"adapters", "attention", "birdseye", "data", "encodings", "errors", "geometry", "pipeline"},
     "bench": {"adapters", "birdseye", "data", "errors", "evaluate", "geometry", "pipeline", "train"},
     "demo_paths": {"bench", "data", "errors", "evaluate", "generate_inputs", "geometry"},

@@ -1,15 +1,13 @@
 """Cameras, times and latents of one batch: which clip serves which sample, and one camera per latent frame."""
 
 import copy
-from dataclasses import fields, replace
 
 import torch
-from torch import Tensor
 
 from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Lens
+from merope.geometry.lens_batches import repeated
 
 
 def check_frame_count(cameras: Cameras, latent_frames: int, latent_stride: int) -> None:
@@ -40,19 +38,7 @@ def _repeated(cameras: Cameras, copies: int) -> Cameras:  # [b, V] -> [b · copi
     """Every clip `copies` times in a row; a copy keeps what the cameras know about the precision they came in."""
     more = copy.copy(cameras)
     object.__setattr__(more, "world_from_camera", cameras.world_from_camera.repeat_interleave(copies, dim=0))
-    object.__setattr__(more, "lens", _repeated_lens(cameras.lens, copies))
+    object.__setattr__(more, "lens", repeated(cameras.lens, copies))
     if cameras.has_pose is not None:
         object.__setattr__(more, "has_pose", cameras.has_pose.repeat_interleave(copies, dim=0))
     return more
-
-
-def _repeated_lens(lens: Lens, copies: int) -> Lens:
-    if len(lens.batch_shape) < 2 or lens.batch_shape[0] == 1:
-        return lens
-    values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}  # type: ignore[arg-type]
-    repeated = {
-        name: value.expand(lens.batch_shape).repeat_interleave(copies, dim=0)
-        for name, value in values.items()
-        if isinstance(value, Tensor)
-    }
-    return replace(lens, **repeated)  # type: ignore[type-var]

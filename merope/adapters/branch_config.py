@@ -1,6 +1,6 @@
 """CameraBranchConfig: how cameras enter a transformer, and what follows from it for a model's heads and blocks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from merope.adapters.camera_attention import QKNorm
@@ -13,6 +13,9 @@ from merope.errors import invalid
 
 ADDITIVE = ("plucker", "origin_direction", "latitude_up")
 """What `encoding` may be for additive conditioning."""
+
+DECIDED = ("head_dim", "kind", "translation_scale")
+"""Fields of encodings that are no options: they follow from the model and from other fields of the config."""
 
 PEAK_BLOCKS = (11, 13)
 """The two blocks with the largest camera modulation in Wan2.2 TI2V-5B (paper, Appendix "Injection schedule")."""
@@ -61,7 +64,16 @@ class CameraBranchConfig:
             raise invalid("compression", "an int ≥ 1", repr(self.compression), "the paper uses 2, 4 and 8")
         if self.qk_norm not in (None, "rms"):
             raise invalid("qk_norm", 'None or "rms"', repr(self.qk_norm), "the paper's branch has none")
+        self._check_options()
         self._check_history()
+
+    def _check_options(self) -> None:
+        """Refuse options that the encoding does not have, now and not once a model is read."""
+        kind: Any = ENCODINGS.get(self.encoding, LatitudeUp if self.encoding == "latitude_up" else RayFeatures)
+        known = [option.name for option in fields(kind) if option.name not in DECIDED]
+        unknown = sorted(set(self.encoding_options) - set(known))
+        if unknown:
+            raise invalid("encoding_options", f"among {known}", unknown, f"these are the options of {self.encoding}")
 
     def _check_history(self) -> None:
         if self.history not in (None, "sa", "ca"):
@@ -98,9 +110,6 @@ def block_indices(blocks: Blocks, num_layers: int) -> list[int]:
 
 def make_encoding(name: str, head_dim: int, options: dict[str, Any], translation_scale: float) -> Encoding:
     """The encoding of heads with so many channels; only some methods have a translation scale."""
-    for given, fix in (("head_dim", "it follows from the model"), ("translation_scale", "it is a field of the config")):
-        if given in options:
-            raise invalid("encoding_options", f"without {given}", options, fix)
     if "translation_scale" in ENCODINGS[name].__dataclass_fields__:
         return encoding(name, head_dim=head_dim, translation_scale=translation_scale, **options)
     if translation_scale != 1:

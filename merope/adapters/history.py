@@ -13,7 +13,7 @@ world as the video's, so that the encoding relates the two in metres.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -26,6 +26,7 @@ from merope.attention.plan import AttentionPlan
 from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import parameters
 from merope.geometry.lenses import Lens
 
 HistoryPath = Literal["sa", "ca"]
@@ -58,10 +59,11 @@ class HistoryReferences:
             fix = "pass one per reference" if count else "pass None where nothing was found"
             raise invalid("history.cameras", f"of {count} references", known, fix)
         clips = () if self.cameras is None else self.cameras.world_from_camera.shape[:-3]
-        for name, lead, fits in (("cameras", clips, (batch,)), ("times", self.moments.shape[:-1], clips)):
-            if lead not in ((), fits):
+        fitting = {"cameras": (clips, ((), (1,), (batch,))), "times": (self.moments.shape[:-1], ((), clips))}
+        for name, (lead, leads) in fitting.items():
+            if lead not in leads:
                 fix = "give all parts of the history one batch size"
-                raise invalid(f"history.{name}", f"of one clip or of a batch {list(fits)}", list(lead), fix)
+                raise invalid(f"history.{name}", f"of one clip or of a batch {list(leads[-1])}", list(lead), fix)
         if self.moments.shape[-1:] != (count,) or not bool(torch.isfinite(self.moments).all()):
             expected = f"finite, one for each of {count} references"
             raise invalid("history.times", expected, self.moments.tolist(), "see merope.data.retrieve.History.time")
@@ -101,9 +103,10 @@ class HistoryReferences:
         if batch % clips:
             fix = "pass one history for all samples or one per sample"
             raise invalid("history.latents", f"of a batch that divides the video's {batch}", clips, fix)
-        cameras, times = matched_batch(self.posed.to(video.device), self.moments.to(video.device), batch)
+        moments = self.moments[0] if self.moments.shape[:-1] == (1,) else self.moments  # one clip's are all samples'
+        cameras, times = matched_batch(self.posed.to(video.device), moments.to(video.device), batch)
         latents = self.latents.to(video.device).repeat_interleave(batch // clips, dim=0)
-        return replace(self, latents=latents, cameras=cameras, times=self.moments if times is None else times)
+        return replace(self, latents=latents, cameras=cameras, times=moments if times is None else times)
 
 
 def existing(history: HistoryReferences | None) -> HistoryReferences | None:
@@ -154,12 +157,12 @@ def joined(video: Cameras, references: Cameras) -> Cameras:  # [(B,) V], [(B,) R
 
 def _joined_lens(video: Cameras, references: Cameras) -> Lens:
     a, b = video.lens, references.lens
-    ours, theirs = ({f.name: getattr(x, f.name) for f in fields(x) if f.init} for x in (a, b))  # type: ignore[arg-type]
     if type(a) is not type(b) or (a.width, a.height) != (b.width, b.height):
         got = " and ".join(f"{type(lens).__name__} {lens.width}×{lens.height}" for lens in (a, b))
         fix = 'undistort and scale the references, or use history "ca", whose two sides may differ'
         raise invalid("history.cameras.lens", 'of the video\'s kind and size for history "sa"', got, fix)
-    tensors = {name: (value, theirs[name]) for name, value in ours.items() if isinstance(value, Tensor)}
+    theirs = parameters(b)
+    tensors = {name: (value, theirs[name]) for name, value in parameters(a).items()}
     if not a.batch_shape and not b.batch_shape and all(torch.equal(x, y) for x, y in tensors.values()):
         return a
     lead = torch.broadcast_shapes(a.batch_shape[:-1], b.batch_shape[:-1])

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from merope.data.clip import Clip
+from merope.data.curate import check_unique
 from merope.data.formats import read, write
 from merope.data.loader import ClipSource
 from merope.data.trajectory import Trajectory
@@ -67,9 +68,10 @@ def write_cache(
     workers: int = 1,  # threads that read clips while others are encoded
 ) -> dict[str, str]:  # name -> why it was skipped
     """Encode every clip of a source that is not there yet. Clips that cannot be read are named and left out."""
+    names = [source.name(index) for index in range(len(source))]
+    check_unique("names of clips", names)  # a file is named after its clip
     _begin(folder, about)
     _text_file(folder, "", encode_text)
-    names = [source.name(index) for index in range(len(source))]
     missing = [index for index, name in enumerate(names) if not _row_file(folder, name).exists()]
     started_s, skipped = time.perf_counter(), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):

@@ -152,7 +152,7 @@ def write_manifest(file: Path, ids: Sequence[str], curation: Curation) -> None:
     """
     if len(ids) != len(curation.cluster):
         raise invalid("ids", f"one for each of the {len(curation.cluster)} paths", len(ids), "name every clip")
-    _check_unique("ids", ids)
+    check_unique("ids", ids)
     rows = zip(ids, curation.cluster.tolist(), curation.prototype.tolist(), curation.kept.tolist(), strict=True)
     unfinished = file.with_name(file.name + ".unfinished")
     with unfinished.open("w", encoding="utf-8") as out:
@@ -175,7 +175,7 @@ def read_manifest(file: Path) -> Manifest:
                 flags.append(row["is_prototype"])
     if not ids:
         raise invalid(str(file), "a manifest with at least one clip", "an empty file", "run the curation again")
-    _check_unique(f"ids of {file}", ids)
+    check_unique(f"ids of {file}", ids)
     place = {clip: index for index, clip in enumerate(ids)}
     prototype = [place.get(clip, -1) for clip in prototype_ids]
     for index, (stands_for, flag) in enumerate(zip(prototype, flags, strict=True)):
@@ -203,7 +203,8 @@ def _manifest_row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def _check_unique(name: str, ids: Sequence[str]) -> None:
+def check_unique(name: str, ids: Sequence[str]) -> None:
+    """Refuse clips that share a name or have none."""
     seen: set[str] = set()
     for index, clip in enumerate(ids):
         if not clip or clip in seen:
@@ -244,7 +245,7 @@ def curate_trajectories(
 def _check_trajectories(trajectories: Sequence[Trajectory]) -> None:
     if not trajectories:
         raise invalid("trajectories", "at least one", 0, "check the folder or file they come from")
-    _check_unique("names of trajectories", [trajectory.name for trajectory in trajectories])
+    check_unique("names of trajectories", [trajectory.name for trajectory in trajectories])
     for trajectory in trajectories:
         if not trajectory.is_metric:
             fix = "scale it to metres first; suppression is a distance in metres"

@@ -11,7 +11,7 @@ from pathlib import Path
 from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.discover import HOW_COUNTED, MANOEUVRES, ClipName, Problem
 from merope.evaluate.fidelity import Fidelity
-from merope.evaluate.metrics import STATIC_COMMAND, PoseMetrics, pose_metrics
+from merope.evaluate.metrics import STATIC_COMMAND, TOO_FEW_FRAMES, PoseMetrics, pose_metrics
 from merope.evaluate.record import Record, write_whole
 from merope.evaluate.summary import AUC_DEGREES, METRICS, RESAMPLES, Interval, Summary, summarise
 
@@ -55,7 +55,8 @@ class ClipResult:
 
     @property
     def is_measured(self) -> bool:
-        return self.metrics is not None and self.metrics.valid_frames >= 2
+        """Whether its errors are in the means, as `Summary.failed_clips` counts."""
+        return self.metrics is not None and TOO_FEW_FRAMES not in self.metrics.undefined
 
     def value(self, name: str) -> float:
         """A metric by name, NaN where it is undefined."""

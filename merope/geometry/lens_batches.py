@@ -1,4 +1,4 @@
-"""Lenses made from given ones: picked from a clip, stacked to a batch, scaled with their images."""
+"""Lenses made from given ones: picked from a clip, stacked to a batch, repeated in it, scaled with their images."""
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -12,7 +12,8 @@ from merope.geometry.lenses import Lens
 HORIZONTAL, VERTICAL = ("fx", "cx"), ("fy", "cy")  # parameters in pixels
 
 
-def _parameters(lens: Lens) -> dict[str, Tensor]:
+def parameters(lens: Lens) -> dict[str, Tensor]:
+    """What a lens is made of but for its size; each broadcasts to batch_shape."""
     assert is_dataclass(lens)
     values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -24,7 +25,7 @@ def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
         return lens
     if lens.batch_shape[-1] == 1:  # one lens per clip
         index = torch.zeros_like(index)
-    values = {name: value.expand(lens.batch_shape) for name, value in _parameters(lens).items()}
+    values = {name: value.expand(lens.batch_shape) for name, value in parameters(lens).items()}
     return replace(lens, **{name: value[..., index.to(value.device)] for name, value in values.items()})  # type: ignore[type-var]
 
 
@@ -35,12 +36,20 @@ def stacked(lenses: Sequence[Lens]) -> Lens:
     if len(kinds) > 1:
         raise invalid("lenses", "of one kind and size within a batch", kinds, "batch clips of one camera model")
     shape = torch.broadcast_shapes(*(lens.batch_shape or (1,) for lens in lenses))
-    values = [{name: value.expand(shape) for name, value in _parameters(lens).items()} for lens in lenses]
+    values = [{name: value.expand(shape) for name, value in parameters(lens).items()} for lens in lenses]
     return replace(first, **{name: torch.stack([value[name] for value in values]) for name in values[0]})  # type: ignore[type-var]
+
+
+def repeated(lens: Lens, copies: int) -> Lens:  # [b, V] -> [b · copies, V]
+    """The lenses of every clip `copies` times in a row; lenses that all clips share stay as they are."""
+    if len(lens.batch_shape) < 2 or lens.batch_shape[0] == 1:
+        return lens
+    values = {name: value.expand(lens.batch_shape) for name, value in parameters(lens).items()}
+    return replace(lens, **{name: value.repeat_interleave(copies, dim=0) for name, value in values.items()})  # type: ignore[type-var]
 
 
 def resized(lens: Lens, width: int, height: int) -> Lens:
     """The lens of images that were scaled to another size; pixel corners stay corners."""
     scale = dict.fromkeys(HORIZONTAL, width / lens.width) | dict.fromkeys(VERTICAL, height / lens.height)
-    scaled = {name: scale[name] * value for name, value in _parameters(lens).items() if name in scale}
+    scaled = {name: scale[name] * value for name, value in parameters(lens).items() if name in scale}
     return replace(lens, width=width, height=height, **scaled)  # type: ignore[type-var]

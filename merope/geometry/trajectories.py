@@ -22,6 +22,7 @@ MIN_TURN_RADIUS_M = 6.0
 TARGET_HOLD_S = 2.0  # after the prefix the driver changes his mind this often
 
 STANDSTILL_M = 1e-6  # a path shorter than this has no direction of travel
+VERTICAL = 1e-6  # sine of the angle between travel and the camera's y axis below which there is no road
 JUMP_FACTOR = 8.0  # times the median of the steps around: full braking reaches 2
 JUMP_FLOOR = 1e-3  # of the extent of the path: below, standing still with noise would count as jumping
 JUMP_WINDOW = 7  # steps; a single wrong pose makes two of them wrong
@@ -170,7 +171,8 @@ def mount(
     """How the camera sits on what carries it: the mean direction of travel seen by the camera, and the road's down.
 
     Down is the camera's y axis made perpendicular to travel, averaged over the path: right for level cameras that look
-    anywhere and for pitched ones that look ahead or back. A path that stands still counts as moving along its axis.
+    anywhere and for pitched ones that look ahead or back. A path that stands still counts as moving along its axis; one
+    that leads straight up or down in the camera's eyes has no road, and is refused.
     """
     rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
     if centres.shape[0] > 2:  # central differences: chords of a circle are parallel to the tangent in between
@@ -179,7 +181,11 @@ def mount(
         travel = rotation[0].mT @ (centres[-1] - centres[0])
     z_axis, y_axis = travel.new_tensor([0.0, 0.0, 1.0]), travel.new_tensor([0.0, 1.0, 0.0])
     forward = normalize(travel, dim=-1) if float(torch.linalg.vector_norm(travel)) > STANDSTILL_M else z_axis
-    down_camera = normalize(y_axis - (y_axis @ forward) * forward, dim=-1)
+    down_camera = y_axis - (y_axis @ forward) * forward
+    if float(torch.linalg.vector_norm(down_camera)) < VERTICAL:
+        got = f"moving along it by {float(travel[1]):.3g} m"
+        raise invalid("world_from_camera", "moving across the cameras' y axis", got, "use a path along the ground")
+    down_camera = normalize(down_camera, dim=-1)
     return forward, normalize((rotation @ down_camera).sum(0), dim=-1)
 
 
@@ -315,9 +321,9 @@ def jumps(
 ) -> Tensor:  # [K] index k of each jump from frame k to frame k + 1
     """Steps that the motion around them does not explain: far faster than the steps around, or a sudden turn."""
     if world_from_camera.shape[0] < 2:
-        return torch.zeros(0, dtype=torch.long)
+        return torch.zeros(0, dtype=torch.long, device=world_from_camera.device)
     steps = relative(world_from_camera[:-1], world_from_camera[1:])
-    interval_s = torch.ones(1) if times_s is None else times_s.diff()
+    interval_s = 1.0 if times_s is None else times_s.diff()
     length = torch.linalg.vector_norm(steps[:, :3, 3], dim=-1)
     quaternion = quaternion_from_matrix(steps[:, :3, :3])
     turn_rad = 2.0 * torch.atan2(torch.linalg.vector_norm(quaternion[:, 1:], dim=-1), quaternion[:, 0].abs())

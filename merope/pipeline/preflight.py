@@ -79,7 +79,7 @@ def check_branch(branch: str, outline: ModelOutline) -> None:  # a folder, or a 
 
 def local_folder(name: str, given: str) -> Path | None:
     """The folder that is meant, None for a hub id (owner/name); a folder that is not there is refused."""
-    path = Path(given).expanduser()
+    path = Path(given)
     if path.is_dir():
         return path
     looks_like_a_path = given.startswith((".", "/", "~")) or given.count("/") != 1

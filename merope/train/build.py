@@ -21,6 +21,9 @@ def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
     if not isinstance(config.data, WorldData):
         return (clip_stream if config.history is None else history_clip_stream)(config, model, share)
     data, clips = config.data, world_clips(config)
+    if model.pipeline.vae is not None:
+        fix = "give model.architecture, or a folder that such a run has written"
+        raise invalid("model.pretrained", 'a pixel-space model with data.kind "world"', config.model.pretrained, fix)
     model.pipeline.strides.check(data.height, data.width, data.frames)
     text_dim = model.transformer.config["text_dim"]
     seed, batch_size = config.run.seed, config.run.batch_size

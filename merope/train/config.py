@@ -1,6 +1,7 @@
 """What a training run is: one frozen dataclass per section of its TOML file, with the paper's values as defaults."""
 
 import math
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +58,8 @@ class ModelSection:
     def __post_init__(self) -> None:
         if self.pretrained is None and self.architecture is None:
             raise invalid("model", "pretrained or architecture", "neither", "name a folder, or give the sizes")
+        if self.pretrained is not None:  # as all paths of a file: this one may be a hub id and is no Path
+            object.__setattr__(self, "pretrained", os.path.expanduser(self.pretrained))
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,9 @@ class WorldData:
     xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
     noise_draws: int = 1  # places of a batch that share a rendered clip, each with noise of its own
     keep_renders: Path | None = None  # folder whose clips other runs with the same clips need not render again
+
+    def __post_init__(self) -> None:
+        _at_least("data.noise_draws", self.noise_draws, 1)
 
 
 @dataclass(frozen=True)

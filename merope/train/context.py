@@ -19,6 +19,7 @@ from merope.adapters.camera_attention import CameraAttention, plan_dtype
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraCondition, CameraRotary, attended_dtype
 from merope.adapters.history import HistoryReferences
+from merope.adapters.rerope import rotated
 from merope.adapters.wan import attached_branch, camera_input
 from merope.attention.dispatch import make_ready
 from merope.encodings.tokens import Times
@@ -103,8 +104,8 @@ class GatheredSelfAttention:
         q, k = attn.norm_q(q), attn.norm_k(k)
         q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (q, k, v))  # [B, N, heads, head_dim]
         cosine, sine = rotary_emb
-        k, v = (self.context.shards.gather(x, 1) for x in (_rotated(k, cosine, sine), v))
-        out = dispatch_attention_fn(_rotated(q, cosine, sine), k, v)
+        k, v = (self.context.shards.gather(x, 1) for x in (rotated(k, cosine, sine), v))
+        out = dispatch_attention_fn(rotated(q, cosine, sine), k, v)
         return attn.to_out[1](attn.to_out[0](out.flatten(2, 3).type_as(hidden_states)))
 
 
@@ -194,10 +195,3 @@ def _check_branch(branch: CameraBranch) -> None:
         got = f"{branch.config['integration']}, {branch.config['encoding']}"
         fix = "use context = 1 for it"
         raise invalid("branch with parallel.context > 1", "a parallel branch of a geometric encoding", got, fix)
-
-
-def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:  # [B, N, heads, D], [1, N, 1, D] twice
-    """Rotary embedding as Wan applies it: adjacent channels are pairs, tables repeat every angle."""
-    real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
-    c, s = cosine[..., 0::2], sine[..., 1::2]
-    return torch.stack((real * c - imaginary * s, real * s + imaginary * c), dim=-1).flatten(-2).type_as(x)

@@ -86,8 +86,7 @@ class Model:
 
     def _timesteps(self, noised: Noised) -> Tensor:  # [B, tokens], or [B]
         """As the pipeline gives them: per token where some are clean or the base model was trained so."""
-        strides, (rows, columns) = self.pipeline.strides, noised.latents.shape[-2:]
-        per_token = token_timesteps(noised, (rows // strides.patch_rows) * (columns // strides.patch_columns))
+        per_token = token_timesteps(noised, self.pipeline.strides.tokens_per_frame(*noised.latents.shape[-2:]))
         return per_token if self.prefix or self.pipeline.config["expand_timesteps"] else per_token[:, 0]
 
     def _autocast(self) -> AbstractContextManager[None]:

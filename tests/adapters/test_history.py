@@ -190,6 +190,15 @@ def test_one_set_of_references_serves_neighbours(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("times", [(101.0, 102.0), ((101.0, 102.0),)])
+def test_a_batch_of_one_history_serves_every_sample(path: str, times: Any) -> None:
+    transformer, history = wan_with(path), references(batch=1, times=times)
+    alone = HistoryReferences(history.latents, Cameras(history.posed.world_from_camera[0], PINHOLE), (101.0, 102.0))
+    for video in (cameras(), cameras(batch=2)):
+        assert torch.equal(run_with(transformer, history, video), run_with(transformer, alone, video))
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_no_references_is_no_history(path: str) -> None:
     transformer = wan_with(path)
     nothing = HistoryReferences(torch.zeros(1, 4, 0, 4, 6), None, ())

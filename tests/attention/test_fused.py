@@ -242,7 +242,20 @@ def test_the_hopper_kernel_takes_no_plan_that_learns(monkeypatch: pytest.MonkeyP
     plan = MeRoPE(disparity=False).plan(Cameras(random_poses(2).requires_grad_(), PINHOLE), GRID)
     assert fused.hopper_for(q, plan) is None  # type: ignore[arg-type]
     with torch.no_grad():
-        assert fused.hopper_for(q, plan) is not None  # type: ignore[arg-type]
+        tables = fused.hopper_for(q, plan)  # type: ignore[arg-type]
+        assert tables is not None
+        assert fused.hopper_for(q, plan) is tables  # type: ignore[arg-type]
+
+
+def test_other_gpus_and_types_do_without_the_hopper_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
+    monkeypatch.setattr(fused, "_can_build", lambda: True)
+    assert fused.hopper_for(torch.zeros(1, dtype=torch.bfloat16), plan) is None
+    assert fused.hopper_for(on_a_gpu(monkeypatch, 80, samples=1), plan) is None  # type: ignore[arg-type]
+    q = on_a_gpu(monkeypatch, 90, samples=1)
+    assert fused.hopper_for(q, plan) is not None  # type: ignore[arg-type]
+    q.dtype = torch.float32
+    assert fused.hopper_for(q, plan) is None  # type: ignore[arg-type]
 
 
 def test_a_plan_without_blocks_is_plain_attention_bit_for_bit() -> None:

@@ -23,10 +23,11 @@ from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.data.video import write_video
 from merope.evaluate import recover as recover_module
-from merope.evaluate.discover import match, read_commanded
+from merope.evaluate.discover import ClipName, match, read_commanded
 from merope.evaluate.estimators import ESTIMATORS
 from merope.evaluate.estimators.protocol import PoseEstimate, failed
 from merope.evaluate.metrics import pose_metrics
+from merope.evaluate.record import Record
 from merope.evaluate.recover import EstimatorChoice, decode
 from merope.evaluate.results import EVERYTHING, IN_COMMON, Results, as_text, measure
 from merope.evaluate.run import Task, _in_processes, evaluate
@@ -272,6 +273,19 @@ def test_command_line_compares_methods(two_methods: Path, capsys: pytest.Capture
     assert good["ate_m"]["mean"] == pytest.approx(0.0, abs=1e-9)
     assert {row["clips"] for row in document["summaries"][IN_COMMON].values()} == {2}
     assert {clip["manoeuvre"] for clip in document["clips"]} == {"left", "right", ""}
+
+
+def test_clips_in_common_are_those_in_the_means_of_every_method() -> None:
+    """A pose in two of seven frames is in no mean, so the clip is none that both methods have."""
+    path = curved_drive(FRAMES)
+    found = {("one", "a"): FRAMES, ("one", "b"): 2, ("other", "a"): FRAMES, ("other", "b"): FRAMES}
+    records = [
+        Record(method, ClipName(clip), path, path, torch.arange(FRAMES) < count, False, True)
+        for (method, clip), count in found.items()
+    ]
+    results = measure(records, [], {}, {})
+    assert [clip.is_measured for clip in results.clips] == [True, False, True, True]
+    assert {summary.values["cammc"].count for summary in results.summaries[IN_COMMON].values()} == {1}
 
 
 def test_processes_give_the_same_as_one(two_methods: Path) -> None:

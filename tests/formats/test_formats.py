@@ -15,6 +15,7 @@ from lens_zoo import LENSES, TYPICAL, batched
 from paths import BODY_FROM_CAMERA, CENTRED, METRIC, NEEDS, largest, lens_difference, random_trajectory
 from scenes import random_poses, random_rotations
 
+from merope.commands.models import _key_and_value
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
@@ -236,6 +237,15 @@ def test_the_body_of_tum_and_euroc_carries_the_camera(tmp_path: Path) -> None:
     for call in (lambda: formats.read(tmp_path / "b"), lambda: formats.write(trajectory, tmp_path / "c", "euroc")):
         with pytest.raises(ValueError, match=r"body_from_camera must be given for euroc.*T_BS"):
             call()
+
+
+@pytest.mark.parametrize("format", ["tum", "euroc"])
+def test_the_body_may_come_from_a_command_line(tmp_path: Path, format: str) -> None:
+    formats.write(random_trajectory(format), tmp_path / "a", format, body_from_camera=BODY_FROM_CAMERA)
+    name, rows = _key_and_value(f"body_from_camera={json.dumps(BODY_FROM_CAMERA.tolist())}")
+    expected = formats.read(tmp_path / "a", format, body_from_camera=BODY_FROM_CAMERA)
+    read = formats.read(tmp_path / "a", format, **{name: rows})
+    assert torch.equal(read.world_from_camera, expected.world_from_camera)
 
 
 def test_cameractrl_frame_numbers_are_no_times(tmp_path: Path) -> None:

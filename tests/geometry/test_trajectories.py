@@ -185,6 +185,14 @@ def test_pitched_and_sideways_cameras_stay_on_the_road(axis: int, angle_rad: flo
         assert (changed - variant(body) @ body_from_camera).abs().max() < 1e-3
 
 
+def test_a_path_straight_up_has_no_road_to_turn_on() -> None:
+    rising = torch.eye(4, dtype=torch.float64).repeat(10, 1, 1)
+    rising[:, 1, 3] = -torch.arange(10.0)
+    for changed in (lambda: paths.turn_by(rising, 0.5, after=3), lambda: paths.lateral_shift(rising, 2.0, after=3)):
+        with pytest.raises(ValueError, match="across the cameras' y axis"):
+            changed()
+
+
 @given(seeds)
 def test_everything_moves_with_the_world(seed: int) -> None:
     path, world = drive(seed), moved_world()
@@ -314,3 +322,11 @@ def test_a_flipped_frame_is_a_jump_and_a_late_frame_is_none(highway: Tensor) -> 
     assert paths.jumps(parked).tolist() == []
     assert paths.jumps(highway).tolist() == []
     assert paths.jumps(highway[:1]).tolist() == []
+
+
+def test_jumps_are_looked_for_where_the_path_is() -> None:
+    """Tensors without data stand for those of a GPU: all goes well until they are counted."""
+    assert paths.jumps(torch.empty(1, 4, 4, device="meta")).is_meta
+    for times in (None, torch.empty(10, dtype=torch.float64, device="meta")):
+        with pytest.raises(NotImplementedError, match="nonzero"):
+            paths.jumps(torch.empty(10, 4, 4, dtype=torch.float64, device="meta"), times)

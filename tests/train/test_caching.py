@@ -11,6 +11,7 @@ from torch import Tensor
 import merope.data.cache as cache
 from merope.cli import main
 from merope.data.cache import CachedSource, without_padding
+from merope.data.clip import Clip
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train.caching import cache_clips
 from merope.train.clip_streams import clip_stream, training_source
@@ -164,6 +165,24 @@ def test_a_cache_of_something_else_is_not_added_to(
 def test_other_workers_and_clusters_may_add_to_a_cache(tiny_files: Path, cached: Path) -> None:
     config = file_config(tiny_files, cached, "data.workers=3", "data.prototypes_only=true")
     assert cache_clips(config, cached / "train", validation=False) == {}
+
+
+def test_two_clips_of_one_name_are_refused(tmp_path: Path) -> None:
+    """The second would take the file of the first, and be trained on twice."""
+
+    class Twins:
+        def __len__(self) -> int:
+            return 2
+
+        def name(self, index: int) -> str:
+            return "street"
+
+        def clip(self, index: int) -> Clip:
+            raise AssertionError("nothing is read")
+
+    with pytest.raises(ValueError, match=r"names of clips.*'street' at position 1"):
+        cache.write_cache(tmp_path / "cache", Twins(), torch.zeros_like, lambda caption: torch.ones(1, 3), {})
+    assert not (tmp_path / "cache").exists()
 
 
 def test_clips_that_cannot_be_read_are_named_and_the_others_train(

@@ -20,10 +20,12 @@ from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import load_branch
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
-from merope.train.build import check_shares
+from merope.train.build import build_stream, check_shares
 from merope.train.config import ModelSection, TrainConfig
 from merope.train.loop import NonFiniteLoss, learning_rate, train
 from merope.train.model import build_model
+from merope.train.objective import VALIDATION
+from merope.train.parallel import Ranks
 from merope.train.streams import Examples, WorldStream
 from merope.train.toml_config import read_config
 from tests.train.tiny_runs import TINY, tiny_config
@@ -198,6 +200,20 @@ def test_a_step_that_is_not_finite_names_the_clip_and_keeps_the_checkpoint(
     model = build_model(tiny_config(tmp_path), torch.device("cpu"), sharded=False)
     checkpoint.load_weights(place, model.transformer, averaged=False)
     assert all(bool(p.isfinite().all()) for p in model.transformer.parameters())
+
+
+def test_nothing_is_dropped_in_validation(tmp_path: Path) -> None:
+    """Or validation losses of runs with other dropouts would not compare."""
+    kept = tiny_config(tmp_path, "run.validation_clips=2", "objective.text_dropout=0.0")
+    dropping = replace(kept, objective=replace(kept.objective, text_dropout=1.0, prefix_dropout=1.0))
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    model = build_model(kept, ranks.device, sharded=False)
+    assert model.prefix > 0
+    stream = build_stream(kept, model, ranks)
+    assert loop.validate(dropping, model, stream, ranks) == loop.validate(kept, model, stream, ranks)
+    in_validation = loop._objective(dropping, stream.example(), VALIDATION)
+    assert (in_validation.text_dropout, in_validation.prefix_dropout) == (0.0, 0.0)
+    assert loop._objective(dropping, stream.example(), 0) == dropping.objective
 
 
 def test_samples_are_written_with_the_path(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Sharded, replicated and split over frames: every topology does the same steps as one process."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.train.tiny_runs import tiny_config
 # A large epsilon keeps Adam from dividing rounding errors by themselves: updates stay proportional to gradients.
 SMOOTH = ("optimiser.learning_rate=0.01", "optimiser.epsilon=0.01")
 STEPS = "run.steps=4"
+VALIDATED = ("run.validate_every=4", "run.validation_clips=4")
 
 
 def trained(folder: Path) -> dict[str, torch.Tensor]:
@@ -43,8 +45,13 @@ def assert_same_weights(a: Path, b: Path, tolerance: float = 1e-6) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one process that trains four steps."""
     out = tmp_path_factory.mktemp("alone")
-    train(tiny_config(out, STEPS, *SMOOTH))
+    train(tiny_config(out, STEPS, *SMOOTH, *VALIDATED))
     return out
+
+
+def last_losses(out: Path) -> list[float]:
+    row = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
+    return [row["loss"], row["validation_loss"]]
 
 
 def learn(out: Path, *changes: str) -> None:
@@ -65,8 +72,9 @@ def learn(out: Path, *changes: str) -> None:
 def test_every_topology_takes_the_steps_of_one_process(
     alone: Path, tmp_path: Path, ranks: int, layout: list[str]
 ) -> None:
-    run_ranks(ranks, learn, tmp_path, STEPS, *layout)
+    run_ranks(ranks, learn, tmp_path, STEPS, *VALIDATED, *layout)
     assert_same_weights(tmp_path / "trained", alone / "trained")
+    assert last_losses(tmp_path) == pytest.approx(last_losses(alone), rel=1e-5)
 
 
 def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_with_two(alone: Path, tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_a_model_has_weights_or_sizes() -> None:
     "change",
     [
         "run.steps=0",
+        "data.noise_draws=0",
         "run.micro_batch=3",
         "objective.text_dropout=1.5",
         "objective.shift=0.0",
@@ -135,3 +136,13 @@ def test_values_that_cannot_train_are_refused(change: str) -> None:
     key = change.partition("=")[0].rpartition(".")[2]
     with pytest.raises(ValueError, match=key):
         read_config(TrainConfig, CONFIGS / "tiny.toml", [change])
+
+
+def test_a_model_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    table = {"run": {"out": "~/out"}, "model": {"pretrained": "~/wan"}, "data": {"kind": "world"}, "branch": {}}
+    config = build(TrainConfig, table)
+    assert config.run.out == Path("/home/someone/out")
+    assert config.model.pretrained == "/home/someone/wan"
+    table["model"] = {"pretrained": "Wan-AI/Wan2.2-TI2V-5B-Diffusers"}
+    assert build(TrainConfig, table).model.pretrained == "Wan-AI/Wan2.2-TI2V-5B-Diffusers"

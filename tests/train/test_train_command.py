@@ -96,6 +96,18 @@ def test_every_integration_is_exported_and_loads(
     assert (tmp_path / "out" / "trained" / "transformer").exists() == (integration == "rerope")
 
 
+def test_worlds_are_not_fed_to_a_model_with_a_vae(
+    tiny_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their pixels would be taken for latents."""
+    text = (tiny_files / "tiny.toml").read_text()
+    start, end = text.index("[data]"), text.index("[objective]")
+    data = '[data]\nkind = "world"\nframes = 5\nheight = 32\nwidth = 64\n\n'
+    (tmp_path / "world.toml").write_text(text[:start] + data + text[end:])
+    assert main(["train", str(tmp_path / "world.toml"), "--set", f"run.out={tmp_path / 'out'}"]) == 2
+    assert "model.pretrained must be a pixel-space model" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -106,6 +118,7 @@ def test_every_integration_is_exported_and_loads(
         (["data.height=40"], ["height", "multiple of 32"]),
         (["data.kind=film"], ["data.kind", "nuscenes"]),
         (["branch.integration=rerope"], ["model.trainable", "rerope"]),
+        (["branch.encoding_options.wavelength=3"], ["encoding_options", "'wavelength'", "wavelengths_m"]),
         (["parallel.shard=2"], ["parallel", "1 ranks"]),
     ],
     ids=lambda value: value[0],

@@ -19,8 +19,7 @@ from merope.attention.kernels.hopper_module import (
     module,
     tokens,
 )
-from merope.attention.kernels.hopper_tables import TILE, HopperTables, hopper_tables, why_not_plan
-from merope.attention.plan import AttentionPlan
+from merope.attention.kernels.hopper_tables import TILE, HopperTables
 
 SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 SCALE = 1 / math.sqrt(128)
@@ -34,34 +33,18 @@ SHARED_BYTES = 1024 + 7 * 32768 + 256  # alignment; queries and three stages of 
 GRAD_SHARED_BYTES = 1024 + 7 * 32768 + 1024 + 256  # alignment; keys, values (packed, too), stages, sums; rows; barriers
 
 
-def why_not_hopper(q: Tensor, plan: AttentionPlan) -> str | None:
-    """Why these kernels cannot take this call; None when they can."""
-    if q.dtype not in SUFFIX:
-        return f"they take bfloat16 and float16, not {q.dtype}"
-    if not q.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(q.device) != (9, 0):
-        return "they are written for NVIDIA Hopper GPUs (compute capability 9.0)"
-    return why_not_plan(plan)
-
-
-def attend_hopper(
+def _forward(
     q: Tensor,  # [B, H, Nq, 128]
     k: Tensor,  # [B, H, Nk, 128]
     v: Tensor,  # [B, H, Nk, 128]
-    plan: AttentionPlan,
-) -> tuple[Tensor, Tensor]:  # [B, H, Nq, 128] token-major in memory, float32 [B, H, Nq]
-    """Attention under a plan that `why_not_hopper` accepts, and the logarithm of the softmax sums.
-
-    Tables are made at a plan's first call. Numbers beyond ±16384 in q, k and v saturate. The output has gradients with
-    respect to q, k and v: those of the saturated numbers, for output gradients of any magnitude. The logarithms have
-    none.
-    """
-    out, lse = _attend(q, k, v, hopper_tables(plan).tensors(), plan.query_cameras)
-    return out.transpose(1, 2), lse
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], cameras: int
+    tables: list[Tensor],  # of a HopperTables
+    cameras: int,  # query cameras
 ) -> tuple[Tensor, Tensor]:  # [B, Nq, H, 128], float32 [B, H, Nq]
+    """Attention under a plan that `why_not_plan` accepts, token-major, and the logarithm of the softmax sums.
+
+    Numbers beyond ±16384 in q, k and v saturate. The output has gradients with respect to q, k and v: those of the
+    saturated numbers, for output gradients of any magnitude. The logarithms have none.
+    """
     q, k, v = (_aligned(x) for x in (q, k, v))
     t = HopperTables(*tables)
     batch, heads, queries, _ = q.shape

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, fields
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -35,12 +34,8 @@ class HopperTables:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-_TABLES: WeakKeyDictionary[AttentionPlan, HopperTables] = WeakKeyDictionary()
-_MINROT: WeakKeyDictionary[Operator, bool] = WeakKeyDictionary()
-
-
 def why_not_plan(plan: AttentionPlan) -> str | None:
-    """Why a plan does not fit the kernels, whatever the device; None when it does."""
+    """Why a plan does not fit the kernels, whatever the device; None when it does. To be asked once per plan."""
     if not plan.blocks:
         return "they turn keys and values, and this plan has nothing to turn"
     if plan.head_dim != 128 or any(BLOCKS.get(block.name) != (block.start, block.stop) for block in plan.blocks):
@@ -59,13 +54,6 @@ def why_not_plan(plan: AttentionPlan) -> str | None:
     if disparity.key.form != "quaternion" or disparity.key.table.shape[4] != ANCHORS:
         return f"they carry {ANCHORS} disparity anchors"
     return None if _is_minrot(disparity.key) else 'they hold anchors as MinRot (anchor_frame="minrot")'
-
-
-def hopper_tables(plan: AttentionPlan) -> HopperTables:
-    """The tables of a plan, made once and shared by all layers and steps."""
-    if plan not in _TABLES:
-        _TABLES[plan] = make_tables(plan)
-    return _TABLES[plan]
 
 
 def make_tables(plan: AttentionPlan) -> HopperTables:
@@ -127,7 +115,5 @@ def _block(plan: AttentionPlan, name: str) -> Block | None:
 
 
 def _is_minrot(operator: Operator) -> bool:
-    """Whether no quaternion turns about the optical axis. Read off the device once per operator."""
-    if operator not in _MINROT:
-        _MINROT[operator] = not bool(operator.table[..., 3].any())
-    return _MINROT[operator]
+    """Whether no quaternion turns about the optical axis. Read off the device."""
+    return not bool(operator.table[..., 3].any())

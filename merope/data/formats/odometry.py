@@ -4,6 +4,7 @@ KITTI: 12 numbers per line, a 3×4 matrix, row-major; times in a file of their o
 EuRoC: CSV of time in ns, position, qw qx qy qz of the IMU body, more columns ignored; needs the camera's place on it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -151,14 +152,21 @@ def _required_body(body_from_camera: Tensor | None) -> Tensor:  # [4, 4]
 def _camera_poses(places: list[str], centres: Tensor, wxyz: Tensor, body_from_camera: Tensor | None) -> Tensor:
     rotation = rotations_from_quaternions(places, wxyz)
     poses = poses_from_rows(places, torch.cat((rotation, centres[..., None]), dim=-1))
-    return poses if body_from_camera is None else poses @ check_rigid(body_from_camera, "body_from_camera")
+    return poses if body_from_camera is None else poses @ _as_pose(body_from_camera)
 
 
 def _body_poses(trajectory: Trajectory, body_from_camera: Tensor | None) -> tuple[Tensor, Tensor]:  # [T, 3], [T, 4]
     poses = trajectory.world_from_camera
     if body_from_camera is not None:
-        poses = poses @ inverse(check_rigid(body_from_camera, "body_from_camera"))
+        poses = poses @ inverse(_as_pose(body_from_camera))
     return poses[:, :3, 3], quaternion_from_matrix(poses[:, :3, :3])
+
+
+def _as_pose(body_from_camera: Tensor | Sequence[Sequence[float]]) -> Tensor:  # [4, 4]
+    """The camera on its body; from a command line it comes as rows."""
+    if isinstance(body_from_camera, list | tuple):
+        body_from_camera = torch.tensor(body_from_camera, dtype=torch.float64)
+    return check_rigid(body_from_camera, "body_from_camera")  # type: ignore[arg-type]
 
 
 def _timestamps(trajectory: Trajectory, format: str) -> Tensor:  # [T]
