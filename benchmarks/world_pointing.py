@@ -34,7 +34,7 @@ from merope.adapters.camera_attention import CameraAttention
 from merope.bench.provenance import commit, device_name
 from merope.data.render import correspondences, render
 from merope.data.world import World
-from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips, as_video
+from merope.data.world_clips import WorldClips, as_video
 from merope.demo import SHIPPED_MODEL, loaded
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
@@ -45,6 +45,7 @@ ROWS = ("none", "gta", "prope", "ucpe", "raynova", "urope", "merope")  # those t
 GRID, HEAD_DIM = (9, 16), 128
 LAST_GIVEN, LATER = 2, (4, 6, 8, 10, 12)  # frames
 CLIPS, STARTS, STEPS = 16, 4, 150
+MEASURED_ON, FITTED_ON = range(CLIPS), range(CLIPS, 2 * CLIPS)  # seeds of drives
 NOISE = (0.3, 0.7, 0.95)  # share of noise in the frames to be generated
 
 Row = dict[str, Any]
@@ -145,8 +146,8 @@ def fitted(row: str, gain: float, train: Pairs, test: Pairs) -> Row:
 @torch.no_grad()
 def trained_heads(name: str, folder: Path, clips: WorldClips, device: torch.device) -> list[Row]:
     """Every head of the camera branches of a trained model."""
-    transformer, seeds = loaded(folder, device).transformer, list(range(CLIPS))
-    pairs, cameras = pairs_of(clips, range(CLIPS)), clips.cameras(seeds, device)
+    transformer, seeds = loaded(folder, device).transformer, list(MEASURED_ON)
+    pairs, cameras = pairs_of(clips, MEASURED_ON), clips.cameras(seeds, device)
     pairs = replace(pairs, target=pairs.target.to(device), visible=pairs.visible.to(device))
     true = as_video(clips.pictures(seeds, cameras)).to(device)
     noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(0)).to(device)
@@ -205,8 +206,7 @@ def main() -> None:
     for name, folder in models.items():
         put(trained_heads(name, Path(folder), clips, device), device)
     if options.rows:
-        train = pairs_of(clips, range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + CLIPS))
-        test = pairs_of(clips, range(CLIPS))
+        train, test = pairs_of(clips, FITTED_ON), pairs_of(clips, MEASURED_ON)
     for row in options.rows:
         for gain in options.gains:
             put([fitted(row, gain, train, test)], torch.device("cpu"))

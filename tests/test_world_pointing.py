@@ -47,6 +47,11 @@ def row_distance(token: Tensor) -> Tensor:  # int64 [...] -> float [...]
     return (token // pointing.GRID[1] - pointing.GRID[0] // 2).abs().float()
 
 
+def test_heads_are_measured_on_other_drives_than_they_are_fitted_on() -> None:
+    drives = [WorldClips().path(seed) for seed in (*pointing.MEASURED_ON, *pointing.FITTED_ON)]
+    assert len({drive.numpy().tobytes() for drive in drives}) == 2 * pointing.CLIPS
+
+
 def test_marked_weights_are_those_of_attention() -> None:
     cameras = Cameras(curved_drive(2), PINHOLE)
     plan = merope.encoding("ucpe", head_dim=32, transform_values=False).plan(cameras, pointing.GRID)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from merope.geometry.lens_parameters import settle_parameters
 from merope.geometry.lenses import (
     MAX_PLANE_RADIUS,
     Lens,
@@ -22,7 +23,6 @@ from merope.geometry.lenses import (
     perspective_rays,
     pixels_to_plane,
     plane_to_pixels,
-    settle_parameters,
     unit_directions,
 )
 

@@ -185,7 +185,6 @@ def mount(
     if float(torch.linalg.vector_norm(down_camera)) < VERTICAL:
         got = f"moving along it by {float(travel[1]):.3g} m"
         raise invalid("world_from_camera", "moving across the cameras' y axis", got, "use a path along the ground")
-    down_camera = normalize(down_camera, dim=-1)
     return forward, normalize((rotation @ down_camera).sum(0), dim=-1)
 
 
