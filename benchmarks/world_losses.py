@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merope.adapters.wan import load_branch
 from merope.bench.provenance import commit, device_name
 from merope.data.world_clips import WorldClips, as_video
-from merope.demo import loaded
+from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.objective import TIMESTEPS
@@ -26,6 +27,14 @@ from merope.train.toml_config import read_config
 CONFIG = Path(__file__).parents[1] / "configs" / "world" / "merope.toml"
 NOISE = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)  # σ
 CLIPS, AT_ONCE = 48, 16
+
+
+def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
+    """A trained row in float32, with its branch; the row without cameras has none, and ignores them."""
+    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
+    if (folder / "branch").is_dir():
+        load_branch(pipeline.transformer, folder / "branch")
+    return pipeline.to(device)
 
 
 @torch.no_grad()

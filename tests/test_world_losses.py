@@ -1,5 +1,6 @@
 """benchmarks/world_losses.py: the loss of a prediction, by noise and frame."""
 
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from merope.data.world_clips import WorldClips
+from merope.demo import SHIPPED_MODEL
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -44,3 +46,12 @@ def test_a_still_guess_is_as_wrong_as_the_frames_are_different(monkeypatch: pyte
     expected = torch.stack([change / sigma**2 for sigma in (0.25, 0.5)])
     assert (found - expected).abs().max() < 1e-4 * expected.max()
     assert change.min() > 0.0
+
+
+def test_the_row_without_cameras_has_losses_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_losses, "NOISE", (0.5, 0.99))
+    shutil.copytree(SHIPPED_MODEL, tmp_path / "none", ignore=shutil.ignore_patterns("branch"))
+    folders = (SHIPPED_MODEL, tmp_path / "none")
+    found = [world_losses.losses(folder, CLIPS, 2, torch.device("cpu")) for folder in folders]
+    assert all(loss.shape == (2, 2) and bool((loss > 0).all()) for loss in found)
+    assert not torch.equal(*found)

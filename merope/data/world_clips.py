@@ -14,8 +14,11 @@ from merope.geometry.lens_batches import stacked
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import driving_path
 
-HELD_OUT_SEEDS = 1 << 32
-"""Worlds with smaller seeds are never trained on; those of training clips start here."""
+SEEDS = 1 << 32
+"""So many worlds and drives there are: PyTorch's generators on the CPU read no more than 32 bits of a seed."""
+
+HELD_OUT_SEEDS = 1 << 17
+"""Worlds with smaller seeds are never trained on."""
 
 
 @dataclass(frozen=True)

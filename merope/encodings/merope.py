@@ -145,12 +145,17 @@ def _fitting_partitions(encoding: MeRoPE) -> list[tuple[int, int, int, int]]:
     """Partitions that fill the head with some channels for every block, those nearest to the paper's shares first."""
     head_dim, unit = int(encoding.head_dim), 3 * max(1, len(encoding.fractions))
     shares = [head_dim * channels / 128 for channels in PARTITIONS[128]]
+
+    def near(share: float, step: int) -> range:  # a head may be as wide as a model, by mistake: not all that there are
+        middle = round(share / step)
+        return range(step * max(1, middle - 4), step * (middle + 5), step)
+
     fitting = [
         (disparity, rotation, translation, native)
-        for disparity in range(unit, head_dim, unit)
-        for translation in range(6, head_dim - disparity, 6)
-        for native in range(8, head_dim - disparity - translation, 8)
-        if (rotation := head_dim - disparity - translation - native) % 3 == 0
+        for disparity in near(shares[0], unit)
+        for translation in near(shares[2], 6)
+        for native in near(shares[3], 8)
+        if (rotation := head_dim - disparity - translation - native) > 0 and rotation % 3 == 0
     ]
     return sorted(fitting, key=lambda channels: math.dist(channels, shares))
 

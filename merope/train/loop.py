@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -210,17 +209,14 @@ def resume(
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Whether SIGTERM or Ctrl-C has come; the loop then ends after its step. A second Ctrl-C ends it at once.
 
-    Who listened before hears of it too: a program that trains several models must not begin the next one, even if the
-    signal came in the last step of this one.
+    Who listened before hears of it when the loop has ended, not sooner: a listener may end the program. One that trains
+    several models must not begin the next one, even if the signal came in the last step of this one.
     """
     asked: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(number: int, frame: object) -> None:
         asked.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        outer = before[signal.Signals(number)]
-        if callable(outer) and outer is not signal.default_int_handler:
-            outer(number, frame)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -228,6 +224,9 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for number, handler in before.items():
+            if number in asked and callable(handler) and handler is not signal.default_int_handler:
+                handler(number, None)
 
 
 def due(step: int, every: int) -> bool:

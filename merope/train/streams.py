@@ -15,7 +15,7 @@ from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
 from merope.data.kept_renders import KeptRenders
-from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips, as_video
+from merope.data.world_clips import HELD_OUT_SEEDS, SEEDS, WorldClips, as_video
 from merope.geometry.cameras import Cameras
 
 BYTES_AT_ONCE = 1 << 32
@@ -112,7 +112,8 @@ class WorldStream:
 
     def _training_seed(self, step: int, clip: int) -> int:
         state = np.random.SeedSequence((self.seed, step, clip, 1)).generate_state(1, np.uint64)[0]
-        return HELD_OUT_SEEDS + int(state >> 2)
+        seed = SEEDS + int(state >> 2)
+        return seed if seed % SEEDS >= HELD_OUT_SEEDS else seed + HELD_OUT_SEEDS
 
     def _wanted(self, step: int) -> list[tuple[Sequence[int], tuple[int, ...]]]:
         """Seeds and places of a step's micro-batches."""

@@ -311,7 +311,7 @@ def test_configs_that_do_not_fill_a_head_are_refused(options: dict[str, object],
         merope.encoding("merope", **options)
 
 
-@pytest.mark.parametrize("head_dim", [56, 64, 72, 80, 88, 96, 100, 160, 256])
+@pytest.mark.parametrize("head_dim", [56, 64, 72, 80, 88, 96, 100, 160, 256, 20480])
 def test_the_error_of_another_head_names_a_partition_that_fits(head_dim: int) -> None:
     with pytest.raises(ValueError, match=r"^head_dim must be one of \[128, 192\]") as refusal:
         merope.encoding("merope", head_dim=head_dim)

@@ -246,6 +246,10 @@ def test_the_body_may_come_from_a_command_line(tmp_path: Path, format: str) -> N
     expected = formats.read(tmp_path / "a", format, body_from_camera=BODY_FROM_CAMERA)
     read = formats.read(tmp_path / "a", format, **{name: rows})
     assert torch.equal(read.world_from_camera, expected.world_from_camera)
+    for value in ("[[1, 0], [0]]", "[[1, 0, 0, 0", '[["a", 0, 0, 0]]'):
+        name, rows = _key_and_value(f"body_from_camera={value}")
+        with pytest.raises(ValueError, match=r"^body_from_camera must be four rows of four numbers, got"):
+            formats.read(tmp_path / "a", format, **{name: rows})
 
 
 def test_cameractrl_frame_numbers_are_no_times(tmp_path: Path) -> None:

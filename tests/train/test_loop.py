@@ -274,6 +274,23 @@ def test_who_listened_to_signals_before_hears_of_them_too() -> None:
     assert heard == [signal.SIGTERM]
 
 
+def test_a_listener_that_ends_the_program_waits_for_the_checkpoint() -> None:
+    done = []
+
+    def stopped() -> None:
+        with loop.stop_requests() as wanted:
+            signal.raise_signal(signal.SIGTERM)
+            done.append(wanted())
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
+    try:
+        with pytest.raises(SystemExit):
+            stopped()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done == [True]
+
+
 def test_the_learning_rate_rises_stays_and_falls(tmp_path: Path) -> None:
     options = ("run.steps=10", "optimiser.learning_rate=1.0", "optimiser.warmup_steps=4", "optimiser.decay_steps=5")
     config = tiny_config(tmp_path, *options)

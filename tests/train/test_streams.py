@@ -12,7 +12,7 @@ import torch
 
 from merope.data import kept_renders
 from merope.data.kept_renders import KeptRenders
-from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
+from merope.data.world_clips import HELD_OUT_SEEDS, SEEDS, WorldClips
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.train.streams import Ahead, Examples, Share, WorldStream
 
@@ -52,8 +52,15 @@ def test_steps_and_held_out_clips_never_share_a_world() -> None:
     held_out = {name for part in stream().held_out(4) for name in part.names}
     assert len(training) == 12
     assert len(held_out) == 4
-    assert all(int(name.split()[1]) >= HELD_OUT_SEEDS for name in training)
+    assert all(int(name.split()[1]) % SEEDS >= HELD_OUT_SEEDS for name in training)
     assert all(int(name.split()[1]) < HELD_OUT_SEEDS for name in held_out)
+
+
+def test_no_training_clip_has_the_bits_of_a_held_out_seed() -> None:
+    """Generators read 32 bits of a seed, and these were below 2¹⁷: the world is that of a smaller seed."""
+    drawn = replace(stream(), seed=1)._training_seed(987, 20)
+    assert torch.equal(CLIPS.path(drawn), CLIPS.path(drawn % SEEDS))
+    assert drawn % SEEDS >= HELD_OUT_SEEDS
 
 
 def test_noise_draws_share_a_clip() -> None:

@@ -164,9 +164,13 @@ def _body_poses(trajectory: Trajectory, body_from_camera: Tensor | None) -> tupl
 
 def _as_pose(body_from_camera: Tensor | Sequence[Sequence[float]]) -> Tensor:  # [4, 4]
     """The camera on its body; from a command line it comes as rows."""
-    if isinstance(body_from_camera, list | tuple):
-        body_from_camera = torch.tensor(body_from_camera, dtype=torch.float64)
-    return check_rigid(body_from_camera, "body_from_camera")  # type: ignore[arg-type]
+    if not isinstance(body_from_camera, Tensor):
+        try:
+            body_from_camera = torch.tensor(body_from_camera, dtype=torch.float64)
+        except (TypeError, ValueError):
+            fix = "write [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] with the numbers of yours"
+            raise invalid("body_from_camera", "four rows of four numbers", repr(body_from_camera), fix) from None
+    return check_rigid(body_from_camera, "body_from_camera")
 
 
 def _timestamps(trajectory: Trajectory, format: str) -> Tensor:  # [T]
