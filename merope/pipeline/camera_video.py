@@ -28,6 +28,7 @@ from merope.pipeline.conditions import (
     Frames,
     batch_size,
     check_cameras,
+    check_choices,
     check_noise,
     check_prefix,
     latent_cameras,
@@ -37,7 +38,6 @@ from merope.pipeline.history import HistoryFrames, check_history
 from merope.pipeline.strides import VideoStrides
 from merope.pipeline.text import Embeddings, Text
 
-OUTPUT_TYPES = ("np", "pt", "pil", "latent")
 StepCallback = Callable[["CameraVideoPipeline", int, Tensor, dict[str, Tensor]], dict[str, Tensor]]
 
 
@@ -135,7 +135,7 @@ class CameraVideoPipeline(WanPipeline):
         text = Text(prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
         clean_frames = None if prefix is None else prefix_tensor(prefix)
         self._check(text, cameras, clean_frames, height, width, num_frames, guidance_scale)
-        _check_choices(output_type, callback_on_step_end_tensor_inputs, self._callback_tensor_inputs)
+        check_choices(output_type, callback_on_step_end_tensor_inputs, self._callback_tensor_inputs)
         batch = batch_size(text.count, cameras, clean_frames)
         if history is not None:
             branch = attached_branch(_uncompiled(self.transformer))
@@ -351,12 +351,3 @@ def _uncompiled(transformer: Any) -> Any:
 
 def _with_prefix(latents: Tensor, clean: Tensor) -> Tensor:  # [B, C, T, h, w], [B, C, K, h, w] -> [B, C, T, h, w]
     return torch.cat((clean, latents[:, :, clean.shape[2] :]), dim=2)
-
-
-def _check_choices(output_type: str, callback_inputs: Sequence[str], known_inputs: Sequence[str]) -> None:
-    if output_type not in OUTPUT_TYPES:
-        raise invalid("output_type", f"one of {', '.join(OUTPUT_TYPES)}", repr(output_type), "choose one of them")
-    unknown = [name for name in callback_inputs if name not in known_inputs]
-    if unknown:
-        fix = "leave out the others"
-        raise invalid("callback_on_step_end_tensor_inputs", f"among {list(known_inputs)}", unknown, fix)

@@ -1,4 +1,4 @@
-"""What a clip is conditioned on, checked before any model runs: the cameras of its frames and its clean prefix."""
+"""What a clip is conditioned on and asked for, checked before any model runs: cameras, clean prefix, noise, output."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Frames = Tensor | np.ndarray | Sequence["Image"]
 """uint8 [T, H, W, 3], one batch dimension more, or PIL images."""
+
+OUTPUT_TYPES = ("np", "pt", "pil", "latent")
 
 
 def check_cameras(cameras: Cameras, height: int, width: int, num_frames: int) -> None:
@@ -115,3 +117,13 @@ def check_noise(
         raise invalid("latents", str(list(shape)), list(latents.shape), fix)
     if isinstance(generator, list) and len(generator) != shape[0]:
         raise invalid("generator", f"one, or a list of {shape[0]}", len(generator), "pass one per clip")
+
+
+def check_choices(output_type: str, callback_inputs: Sequence[str], known_inputs: Sequence[str]) -> None:
+    """Refuse outputs that there are not, and callbacks that want them."""
+    if output_type not in OUTPUT_TYPES:
+        raise invalid("output_type", f"one of {', '.join(OUTPUT_TYPES)}", repr(output_type), "choose one of them")
+    unknown = [name for name in callback_inputs if name not in known_inputs]
+    if unknown:
+        fix = "leave out the others"
+        raise invalid("callback_on_step_end_tensor_inputs", f"among {list(known_inputs)}", unknown, fix)
