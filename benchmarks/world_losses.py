@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.adapters.wan import load_branch
 from merope.bench.provenance import commit, device_name
+from merope.bench.world import load_row
 from merope.data.world_clips import WorldClips, as_video
-from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.objective import TIMESTEPS
@@ -29,18 +28,10 @@ NOISE = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)  # σ
 CLIPS, AT_ONCE = 48, 16
 
 
-def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
-    """A trained row in float32, with its branch; the row without cameras has none, and ignores them."""
-    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
-    if (folder / "branch").is_dir():
-        load_branch(pipeline.transformer, folder / "branch")
-    return pipeline.to(device)
-
-
 @torch.no_grad()
 def losses(folder: Path, clips: WorldClips, count: int, device: torch.device) -> Tensor:  # [len(NOISE), generated]
     """Mean squared error of the predicted velocity, by amount of noise and generated frame."""
-    transformer, given = loaded(folder, device).transformer, clips.prefix_frames
+    transformer, given = load_row(folder, device).transformer, clips.prefix_frames
     patch = transformer.config.patch_size
     tokens = clips.height // patch[1] * (clips.width // patch[2])
     total = torch.zeros(len(NOISE), clips.frames - given, dtype=torch.float64)

@@ -36,7 +36,7 @@ class Still:
 
 
 def test_a_still_guess_is_as_wrong_as_the_frames_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_losses, "loaded", lambda folder, device: SimpleNamespace(transformer=Still()))
+    monkeypatch.setattr(world_losses, "load_row", lambda folder, device: SimpleNamespace(transformer=Still()))
     monkeypatch.setattr(world_losses, "NOISE", (0.25, 0.5))
     monkeypatch.setattr(world_losses, "AT_ONCE", 2)
     found = world_losses.losses(Path("any"), CLIPS, 3, torch.device("cpu"))

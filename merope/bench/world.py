@@ -164,8 +164,13 @@ def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeli
     folder = config.run.out / "trained"
     if not folder.is_dir():
         raise invalid(str(folder), "what a finished run wrote", "nothing", "train it first: merope bench world CONFIG")
+    return load_row(folder, device)
+
+
+def load_row(folder: Path, device: torch.device) -> CameraVideoPipeline:
+    """A trained pipeline with its branch; that of the row without cameras has none."""
     pipeline = CameraVideoPipeline.from_pretrained(folder)
-    if config.branch != "none":
+    if (folder / "branch").is_dir():
         load_branch(pipeline.transformer, folder / "branch")
     return pipeline.to(device)
 

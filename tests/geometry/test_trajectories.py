@@ -325,8 +325,11 @@ def test_a_flipped_frame_is_a_jump_and_a_late_frame_is_none(highway: Tensor) -> 
 
 
 def test_jumps_are_looked_for_where_the_path_is() -> None:
-    """Tensors without data stand for those of a GPU: all goes well until they are counted."""
-    assert paths.jumps(torch.empty(1, 4, 4, device="meta")).is_meta
-    for times in (None, torch.empty(10, dtype=torch.float64, device="meta")):
-        with pytest.raises(NotImplementedError, match="nonzero"):
-            paths.jumps(torch.empty(10, 4, 4, dtype=torch.float64, device="meta"), times)
+    """Where another device is the default, a tensor that is made without naming one would not meet the path's."""
+    path = straight_drive(20)
+    path[7:, 2, 3] += 50.0
+    for times_s in (None, torch.arange(20, dtype=torch.float64)):
+        with torch.device("meta"):
+            found, none = paths.jumps(path, times_s), paths.jumps(path[:1])
+        assert found.tolist() == [6]
+        assert none.device == path.device
