@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,9 @@ SEEDS = 1 << 32
 
 HELD_OUT_SEEDS = 1 << 17
 """Worlds with smaller seeds are never trained on."""
+
+DRIVE, LENS, OTHER_DRIVES = 1, 2, 3
+"""What dice of a seed are thrown for, besides its world."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,11 @@ class WorldClips:
 
     def path(self, seed: int) -> Tensor:  # [T, 4, 4] float64
         """The drive of a seed: it starts at the origin of its world and looks along +z."""
-        dice = torch.Generator().manual_seed(seed)
-        return driving_path(self.frames, self.frame_rate_hz, dice, self.prefix_frames)
+        return driving_path(self.frames, self.frame_rate_hz, dice(seed, DRIVE), self.prefix_frames)
 
     def lens(self, seed: int) -> Lens:
         """The lens of a seed."""
-        fov_share, xi_share = _lens_dice(seed)
+        fov_share, xi_share = torch.rand(2, dtype=torch.float64, generator=dice(seed, LENS)).tolist()
         fov_deg = self.fov_deg[0] + (self.fov_deg[1] - self.fov_deg[0]) * fov_share
         xi = self.xi[0] + (self.xi[1] - self.xi[0]) * xi_share
         unified = UnifiedCamera.from_fov(fov_deg, xi, self.width, self.height)
@@ -87,8 +90,7 @@ def as_video(frames: Tensor) -> Tensor:  # uint8 [B, T, H, W, 3] -> float32 [B, 
     return (frames.permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0).contiguous()
 
 
-def _lens_dice(seed: int) -> tuple[float, float]:
-    """Numbers in [0, 1) that are independent of the drive of the same seed."""
-    dice = torch.Generator().manual_seed(seed ^ 0x9E3779B97F4A7C15)
-    first, second = torch.rand(2, dtype=torch.float64, generator=dice).tolist()
-    return first, second
+def dice(seed: int, what: int) -> torch.Generator:
+    """Numbers that the world of the same seed does not tell: scenery must not say how it is driven through."""
+    (state,) = np.random.SeedSequence((seed, what)).generate_state(1, np.uint32)
+    return torch.Generator().manual_seed(int(state))

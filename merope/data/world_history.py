@@ -11,7 +11,7 @@ from torch import Tensor
 
 from merope.data.retrieve import FrameTable, History, HistoryIndex, Target
 from merope.data.street import LANE_M
-from merope.data.world_clips import WorldClips, as_video
+from merope.data.world_clips import OTHER_DRIVES, WorldClips, as_video, dice
 from merope.geometry.cameras import Cameras
 from merope.geometry.trajectories import interpolate
 
@@ -66,8 +66,8 @@ class WorldHistory:
 def other_drives(clips: WorldClips, seed: int) -> tuple[Tensor, Tensor]:  # [T, 4, 4] twice
     """The same path on another day, and in the lane to its left or right."""
     path = clips.path(seed)
-    dice = torch.Generator().manual_seed(seed ^ 0x5851F42D4C957F2D)
-    aside, phase, beside_phase, side, jitter = (2 * torch.rand(5, dtype=torch.float64, generator=dice) - 1).tolist()
+    shares = torch.rand(5, dtype=torch.float64, generator=dice(seed, OTHER_DRIVES))
+    aside, phase, beside_phase, side, jitter = (2 * shares - 1).tolist()
     lane_m = (LANE_M if side > 0 else -LANE_M) + LANE_JITTER_M * jitter
     return _drive(path, SAME_LANE_M * aside, PHASE_FRAMES * phase), _drive(path, lane_m, PHASE_FRAMES * beside_phase)
 

@@ -82,7 +82,7 @@ class TestWorlds:
         assert not torch.equal(examples.history.latents, examples.clean[:, :, 1:3])
 
     def test_what_stands_in_the_way_of_any_drive_is_gone_for_all(self) -> None:
-        seed = 2  # something stands in the lane beside
+        seed = 4  # something stands in the lane beside
         found = WorldHistory(2, 0.0).retrieve(CLIPS, seed, torch.Generator().manual_seed(0))
         own = CLIPS.cameras([seed])
         clip = CLIPS.pictures([seed], own, found.all_poses)

@@ -12,6 +12,7 @@ import torch
 
 from merope.data import kept_renders
 from merope.data.kept_renders import KeptRenders
+from merope.data.world import World
 from merope.data.world_clips import HELD_OUT_SEEDS, SEEDS, WorldClips
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.train.streams import Ahead, Examples, Share, WorldStream
@@ -59,7 +60,9 @@ def test_steps_and_held_out_clips_never_share_a_world() -> None:
 def test_no_training_clip_has_the_bits_of_a_held_out_seed() -> None:
     """Generators read 32 bits of a seed, and these were below 2¹⁷: the world is that of a smaller seed."""
     drawn = replace(stream(), seed=1)._training_seed(987, 20)
-    assert torch.equal(CLIPS.path(drawn), CLIPS.path(drawn % SEEDS))
+    one, other = World(drawn), World(drawn % SEEDS)
+    assert torch.equal(one.streets.lanes, other.streets.lanes)
+    assert torch.equal(one.solids.centre_m, other.solids.centre_m)
     assert drawn % SEEDS >= HELD_OUT_SEEDS
 
 
@@ -164,6 +167,13 @@ def test_lenses_are_drawn_per_clip_within_their_ranges() -> None:
     assert 0.0 <= float(lens.xi.min()) < 0.3 < 0.7 < float(lens.xi.max()) <= 1.0
     assert isinstance(CLIPS.lenses(range(20)), Pinhole)
     assert CLIPS.lenses(range(20)).batch_shape == ()
+
+
+def test_scenery_does_not_tell_the_drive() -> None:
+    seeds = list(range(400))
+    lanes = World(seeds).streets.lanes[:, 0]
+    ends_m = torch.stack([WorldClips().path(seed)[-1, :3, 3].norm() for seed in seeds])
+    assert torch.corrcoef(torch.stack((lanes, ends_m)))[0, 1].abs() < 0.15
 
 
 def test_clips_that_cannot_be_are_refused() -> None:
