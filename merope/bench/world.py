@@ -37,8 +37,8 @@ FIRST_TEST_SEED = 100_000
 
 MANOEUVRES = ("original", "left", "right")
 
-CLIPS_AT_ONCE = 48
-"""Clips that are generated together; a clip's noise does not depend on it."""
+CLIPS_ON_GPU, CLIPS_ON_CPU = 48, 3
+"""Clips that are generated together; a clip's noise does not depend on it. On a CPU more would only hide the progress."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,9 @@ def generate_clips(
     """Generate every clip from its prefix; the noise of a clip depends on its world alone."""
     pipeline.set_progress_bar_config(disable=True)
     device, videos = pipeline.transformer.device, {}
-    for start in range(0, len(commanded), CLIPS_AT_ONCE):
-        part = commanded[start : start + CLIPS_AT_ONCE]
+    at_once = CLIPS_ON_CPU if device.type == "cpu" else CLIPS_ON_GPU
+    for start in range(0, len(commanded), at_once):
+        part = commanded[start : start + at_once]
         print(f"generating clip {start + 1} of {len(commanded)}", end="\r", file=sys.stderr, flush=True)
         true = torch.stack([clip.true for clip in part])
         frames = pipeline(
