@@ -282,6 +282,15 @@ def test_bad_input_is_refused_before_weights_are_read(
     assert not (tmp_path / "out").exists()
 
 
+def test_help_and_documentation_name_the_street_that_is_driven(capsys: pytest.CaptureFixture[str]) -> None:
+    world = DemoConfig(out=Path()).world
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+    assert f"trained on ({world})" in " ".join(capsys.readouterr().out.split())
+    assert f"FIRST_TEST_SEED + {world}" in (Path(__file__).parents[1] / "docs" / "demo.md").read_text()
+    assert f"number {world}." in (SHIPPED_MODEL / "README.md").read_text()
+
+
 def test_the_shipped_model_is_that_of_its_config() -> None:
     config = read_config(TrainConfig, SHIPPED_CONFIG, [])
     pipeline = loaded(SHIPPED_MODEL, CPU)

@@ -1,7 +1,7 @@
 """The world benchmark: train an encoding on fresh worlds, command three paths in unseen ones, measure in metres.
 
-A row is one config and one seed: same initialisation, data order, steps and optimiser for every encoding. The path
-after the prefix cannot be told from it, so a model that does not look at the cameras must fail.
+A row is one config and one seed: same initialisation, data order, steps and optimiser for every encoding. Where a path
+goes after the prefix cannot be told from it, so a model that does not look at the cameras must fail.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ FIRST_TEST_SEED = 100_000
 MANOEUVRES = ("original", "left", "right")
 
 CLIPS_ON_GPU, CLIPS_ON_CPU = 48, 3
-"""Clips that are generated together; a clip's noise does not depend on it. On a CPU more would only hide the progress."""
+"""Clips that are generated together; a clip's noise does not depend on it. On a CPU more would only hide progress."""
 
 
 @dataclass(frozen=True)
@@ -183,15 +183,19 @@ def generated_file(config: TrainConfig, test: WorldTest) -> Path:
 
 
 def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:
-    """Generate the test clips of a trained row into its folder; those of the same test and weights are kept."""
+    """Generate the test clips of a trained row into its folder; those of the same test, clips and weights are kept."""
     file, part = generated_file(config, test), generated_file(config, test).with_suffix(".part")
-    trained = config.run.out / "trained"
-    about = {"test": json.dumps(vars(test)), "trained": weights_digest(trained) if trained.is_dir() else ""}
+    trained, clips = config.run.out / "trained", world_clips(config)
+    about = {
+        "test": json.dumps(vars(test)),
+        "clips": repr(clips),
+        "trained": weights_digest(trained) if trained.is_dir() else "",
+    }
     if about.items() <= about_videos(file).items():
         return file
     pipeline = load_trained(config, device)
     began_s = time.perf_counter()
-    commanded = commanded_clips(test, world_clips(config), device)
+    commanded = commanded_clips(test, clips, device)
     videos = generate_clips(pipeline, commanded, test, config.objective.prefix_frames, config.branch != "none")
     seconds = f"{time.perf_counter() - began_s:.1f}"
     save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device)})

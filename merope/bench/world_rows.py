@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from merope.bench.provenance import provenance, steps_done, timed_piece
 from merope.bench.world import WorldTest, generate_row
 from merope.bench.world_scores import (
     WorldJob,
+    about_clips,
     check_nothing_is_trained_again,
     floor_file,
     floor_jobs,
@@ -118,7 +119,7 @@ class Scorer:
         for test, futures in row.worlds.items():
             scores = scores_of(_awaited(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
             parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
-        about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": asdict(world_clips(row.config))}
+        about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
         text = json.dumps(put_together(about, parts, self.earlier(row.config, list(row.worlds))), indent=1)
         _replace(row.config.run.out / "scores.json", text)
         if self.results is not None:

@@ -227,9 +227,13 @@ def is_scored(config: TrainConfig, tests: Sequence[WorldTest], results: Path) ->
     if row is None:
         return False
     found = [part["test"] for part in parts_of(row)]
-    same = {"steps": config.run.steps, "batch_size": config.run.batch_size, "data": asdict(world_clips(config))}
-    is_same = all(row[key] == value for key, value in json.loads(json.dumps(same)).items())
-    return is_same and all(asdict(test) in found for test in tests)
+    same = {"steps": config.run.steps, "batch_size": config.run.batch_size, "data": about_clips(config)}
+    return all(row[key] == value for key, value in same.items()) and all(asdict(test) in found for test in tests)
+
+
+def about_clips(config: TrainConfig) -> dict[str, Any]:
+    """The clips of a row, as its results file has them."""
+    return json.loads(json.dumps(asdict(world_clips(config))))
 
 
 def check_nothing_is_trained_again(config: TrainConfig, results: Path | None) -> None:
@@ -263,6 +267,8 @@ def read_result(file: Path) -> dict[str, Any] | None:
 def what_differs(before: Mapping[str, Any], config: TrainConfig, tests: Sequence[WorldTest]) -> str:
     """Why tests of a row's trained weights may not stand in one file with what is in it; empty if they may."""
     weights, asked = weights_digest(config.run.out / "trained"), {test.stretch: asdict(test) for test in tests}
+    if before["data"] != about_clips(config):
+        return f"clips like {before['data']}, not {about_clips(config)}"
     now = provenance(config)
     is_same_run = now["trained_s"] is not None and all(before.get(key) == now[key] for key in SAME_RUN)
     for part in parts_of(before):

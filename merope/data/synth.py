@@ -13,6 +13,7 @@ from torch import Tensor
 from merope.data.render import render
 from merope.data.video import write_image
 from merope.data.world import World
+from merope.data.world_clips import DRIVE, dice
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
@@ -44,11 +45,10 @@ def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, heig
     for name, value, least in (("scenes", scenes, 1), ("frames", frames, 2)):
         if value < least:
             raise invalid(name, f"at least {least}", value, "a data set has scenes, and scenes move")
-    generator = torch.Generator().manual_seed(seed)
     lens = Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)  # 65° like nuScenes
     drives, worlds = [], []
     for number in range(scenes):
-        path = driving_path(frames, 12.0, generator, prefix=1)
+        path = driving_path(frames, 12.0, dice(seed + number, DRIVE), prefix=1)
         world = World(seed + number).cleared(path)
         drives.append(
             Drive(path, f"a drive through street {seed + number}", start_us=1_600_000_000_000_000 + number * 10**9)

@@ -1,7 +1,7 @@
 """Clips of the procedural world for training and for benchmarks: a fresh world and a fresh drive per seed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ HELD_OUT_SEEDS = 1 << 17
 DRIVE, LENS, OTHER_DRIVES = 1, 2, 3
 """What dice of a seed are thrown for, besides its world."""
 
+DRIVES = 2
+"""Raised when a seed gets another drive or lens: whatever was measured on others is not comparable."""
+
 
 @dataclass(frozen=True)
 class WorldClips:
@@ -33,9 +36,10 @@ class WorldClips:
     height: int = 72
     width: int = 128
     frame_rate_hz: float = 4.0
-    prefix_frames: int = 3  # frames that do not tell where the drive goes
+    prefix_frames: int = 3  # frames after which speed and yaw rate go to new targets
     fov_deg: tuple[float, float] = (70.0, 70.0)
     xi: tuple[float, float] = (0.0, 0.0)
+    drives: int = field(default=DRIVES, init=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.prefix_frames < self.frames:

@@ -32,7 +32,7 @@ JUMP_TURN_RAD = math.radians(45.0)
 def driving_path(
     count: int, frame_rate_hz: float, generator: torch.Generator, prefix: int
 ) -> Tensor:  # [count, 4, 4] float64
-    """A random drive whose first `prefix` frames do not predict the rest.
+    """A random drive whose first `prefix` frames do not say where it goes.
 
     Speed and yaw rate are constant during the prefix; then both go, as fast as the limits above allow, to targets that
     are drawn independently of the prefix and again every two seconds. The first pose is the identity; cameras stay

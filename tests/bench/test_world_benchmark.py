@@ -78,6 +78,9 @@ def test_videos_of_another_test_or_of_other_weights_are_generated_anew(tmp_path:
     save_file({name: weight + 0.1 for name, weight in load_file(trained).items()}, trained)
     other = load_file(generate_row(config, test, CPU))
     assert any(not torch.equal(first[name], video) for name, video in other.items())
+    written = file.stat().st_mtime_ns
+    wider = replace(config, data=replace(config.data, fov_deg=(80.0, 80.0)))  # the same weights tested on other clips
+    assert generate_row(wider, test, CPU).stat().st_mtime_ns > written
 
 
 def test_psnr_is_that_of_the_mean_square() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from merope.bench import world_rows, world_scores
 from merope.bench.world import WorldTest, generated_file
 from merope.bench.world_rows import InThisProcess, Scorer, run_rows
-from merope.bench.world_scores import SAME_RUN, put_together
+from merope.bench.world_scores import SAME_RUN, is_scored, put_together
 from merope.bench.world_table import parts_of
 from merope.cli import main
 from merope.train.config import TrainConfig
@@ -161,6 +161,16 @@ def test_other_tests_and_other_scores_do_not_stand_beside(row: TrainConfig, tmp_
     file.write_text(json.dumps(older))
     assert "×2 with scores of another version" in refused(row, results, *with_stretches(8.0))
     assert stretches_of(made(row, results, 2.0, 8.0)) == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_results_of_other_drives_are_neither_taken_for_these_nor_added_to(row: TrainConfig, tmp_path: Path) -> None:
+    results, file = tmp_path / "results", tmp_path / "results" / "row.json"
+    assert is_scored(row, with_stretches(2.0), results)
+    older = json.loads(file.read_text())
+    del older["data"]["drives"]  # as in files from before drives had a version
+    file.write_text(json.dumps(older))
+    assert not is_scored(row, with_stretches(2.0), results)
+    assert "clips like" in refused(row, results, *with_stretches(8.0))
 
 
 def test_a_file_that_does_not_say_its_weights_is_known_by_its_run(row: TrainConfig, tmp_path: Path) -> None:
