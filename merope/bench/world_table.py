@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
     "Mixed lenses": ("mixed-lenses",),
     "Values turned or not": ("logits-only", "raynova-values"),
-    "Angular resolution": ("raynova-coarse", "fine-native"),
+    "Angular resolution": ("raynova-coarse", "fine-native", "direction-phases"),
     "Four times as long": ("long-raynova", "long-merope"),
     "Added to a trained model": ("after-none-gta", "after-none-raynova", "after-none-merope"),
 }

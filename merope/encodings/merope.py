@@ -1,6 +1,7 @@
 """MeRoPE: relative ray rotation, metric translation and disparity anchors as orthogonal blocks (paper, Section 3)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,7 @@ from merope.attention.operators import Operator, phasors
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
 from merope.encodings.ray_frames import ray_rotation_block
-from merope.encodings.rotary import native_block
+from merope.encodings.rotary import native_block, rotary_frequencies
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.epipolar import anchor_directions, arc_turns, epipolar_arc
@@ -22,8 +23,10 @@ from merope.geometry.quaternions import multiply, quaternion_from_matrix
 
 PARTITIONS = {128: (36, 36, 24, 32), 192: (54, 54, 36, 48)}
 """Channels for disparity, rotation, translation, native: the paper's head of 128, and 1.5 × it for PanShot's 192."""
-ANCHORS_AT_ONCE = 1 << 22
-"""Anchors whose geometry is computed together; float64, about 300 bytes each."""
+DIRECTION_BASE = 100.0
+"""Base of the frequencies of direction phases, as in RayNova."""
+ENTRIES_AT_ONCE = 1 << 22
+"""Anchors, or direction phases, that are computed together; float64, an anchor takes about 300 bytes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class MeRoPE(Encoding):
     frequencies: distinct wavelengths per axis, log-spaced, repeated to fill the channels; None is one per channel pair,
         1 is the paper's single-frequency ablation (at the geometric mean of `wavelengths_m`).
     native_base: base of the native band's frequencies.
+    direction_scale: None is the paper. A number replaces the rotation block by phases of ray directions in the query's
+        camera, so many radians per unit of direction at the highest frequency (RayNova has 50). They tell neighbouring
+        rays apart, where a rotation block turns by their angle itself; orthogonal and free of a world frame like it.
     anchor_frame: "minrot" (the paper: MinRot of each anchor direction) or "transport" (the key ray's frame carried
         along the epipolar arc by the arc's own rotation: the same directions, without MinRot's pole).
     """
@@ -52,6 +58,7 @@ class MeRoPE(Encoding):
     wavelengths_m: tuple[float, float] = (0.5, 200.0)
     frequencies: int | None = None
     native_base: float = 10000.0
+    direction_scale: float | None = None
     anchor_frame: Literal["minrot", "transport"] = "minrot"
 
     def __post_init__(self) -> None:
@@ -75,7 +82,10 @@ class MeRoPE(Encoding):
         if self.disparity and disparity:
             blocks.append(self._disparity_block(0, query, key))
         if self.rotation and rotation:
-            blocks.append(ray_rotation_block(disparity, rotation, query, key))
+            if self.direction_scale is None:
+                blocks.append(ray_rotation_block(disparity, rotation, query, key))
+            else:
+                blocks.append(_direction_block(disparity, rotation, query, key, self.direction_scale))
         if self.translation and translation:
             blocks.append(self._translation_block(disparity + rotation, query, key))
         if native:
@@ -108,16 +118,12 @@ class MeRoPE(Encoding):
         query_frames = query.per_token(minrot(query.rays).mT, torch.eye(3), entry_dims=2)
         unit = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(len(self.fractions), 4)
         fractions = key.rays.new_tensor(self.fractions)
-        # Some query cameras at a time: the float64 arcs of all of them may take many times the table's memory.
-        clips = max(len(query.origin_from_camera), len(key.origin_from_camera))
-        at_once = max(1, ANCHORS_AT_ONCE // (clips * key.count * len(fractions)))
-        tables = [
-            key.per_token(self._anchor_frames(*cameras, key, fractions), unit, entry_dims=2).to(key.dtype)
-            for cameras in zip(
-                query.origin_from_camera.split(at_once, 1), query.rounding_m.split(at_once, 1), strict=True
-            )
-        ]
-        key_side = Operator(torch.cat(tables, dim=1)[:, None], "quaternion")
+
+        def anchors(origin_from_query: Tensor, rounding_m: Tensor) -> Tensor:
+            return self._anchor_frames(origin_from_query, rounding_m, key, fractions)
+
+        table = _by_query_camera(query, key, unit, anchors)
+        key_side = Operator(table[:, None], "quaternion")
         query_side = Operator(query_frames.to(query.dtype)[:, None, None, :, None], "matrix")
         return Block("disparity", start, start + self.channels[0], query_side, key_side, camera=True)
 
@@ -130,15 +136,56 @@ class MeRoPE(Encoding):
     ) -> Tensor:  # [B, n, Vk, P, L, 4]
         """Frames of the anchor directions in the query cameras, as quaternions."""
         query_from_key = relative(origin_from_query[:, :, None], key.origin_from_camera[:, None])
-        rotation = query_from_key[..., None, :3, :3]  # [B, n, Vk, 1, 3, 3]
-        far_directions = (rotation @ key.rays[:, None, ..., None]).squeeze(-1)
+        far_directions = _far_directions(origin_from_query, key)
         displacement_m = query_from_key[..., None, :3, 3].expand_as(far_directions)
         rounding_m = rounding_m[:, :, None] + key.rounding_m[:, None]
         arc = epipolar_arc(far_directions, displacement_m, rounding_m[..., None])
         if self.anchor_frame == "minrot":
             return minrot_quaternion(anchor_directions(arc, fractions), arc.zone[..., None])
-        key_frames = multiply(quaternion_from_matrix(rotation), minrot_quaternion(key.rays)[:, None])
+        rotation = quaternion_from_matrix(query_from_key[..., None, :3, :3])  # [B, n, Vk, 1, 4]
+        key_frames = multiply(rotation, minrot_quaternion(key.rays)[:, None])
         return multiply(arc_turns(arc, fractions), key_frames[..., None, :])
+
+
+def _direction_block(start: int, channels: int, query: Tokens, key: Tokens, scale_rad: float) -> Block:
+    """Rot(ω_m ([R_iᵀ R_j d_b]_c − [d_a]_c)), axis-major, then frequency: rays as the query's camera sees them."""
+    pairs = channels // 6
+    frequencies = scale_rad * rotary_frequencies(2 * pairs, DIRECTION_BASE, key.rays.device)
+    unit = torch.tensor([1.0, 0.0]).expand(3 * pairs, 2)
+
+    def turned(directions: Tensor) -> Tensor:  # [..., 3] -> [..., 3 · pairs, 2]
+        return phasors((directions[..., None] * frequencies).flatten(-2))
+
+    def seen(origin_from_query: Tensor, _: Tensor) -> Tensor:  # [B, n, 4, 4] -> [B, n, Vk, P, 3 · pairs, 2]
+        return turned(_far_directions(origin_from_query, key))
+
+    own = query.per_token(turned(-query.rays), unit, entry_dims=2).to(query.dtype)
+    query_side = Operator(own[:, None, None], "phasor")
+    key_side = Operator(_by_query_camera(query, key, unit, seen)[:, None], "phasor")
+    return Block("directions", start, start + channels, query_side, key_side, camera=True)
+
+
+def _far_directions(
+    origin_from_query: Tensor,  # [B, n, 4, 4] some query cameras
+    key: Tokens,
+) -> Tensor:  # [B, n, Vk, P, 3]
+    """R_iᵀ R_j d_b: where the query cameras see what the keys' rays meet far away."""
+    query_from_key = relative(origin_from_query[:, :, None], key.origin_from_camera[:, None])
+    return (query_from_key[..., None, :3, :3] @ key.rays[:, None, ..., None]).squeeze(-1)
+
+
+def _by_query_camera(
+    query: Tokens,
+    key: Tokens,
+    unit: Tensor,  # [L, s] of tokens without a camera
+    entries: Callable[[Tensor, Tensor], Tensor],  # poses [B, n, 4, 4], rounding_m [B, n] -> [B, n, Vk, P, L, s]
+) -> Tensor:  # [B, Vq, Nk, L, s]
+    """Key tables of all query cameras, made for some at a time: in float64 they may take many times their memory."""
+    clips = max(len(query.origin_from_camera), len(key.origin_from_camera))
+    at_once = max(1, ENTRIES_AT_ONCE // (clips * key.count * len(unit)))
+    cameras = zip(query.origin_from_camera.split(at_once, 1), query.rounding_m.split(at_once, 1), strict=True)
+    tables = [key.per_token(entries(*some), unit, entry_dims=2).to(key.dtype) for some in cameras]
+    return torch.cat(tables, dim=1)
 
 
 def _fitting_partitions(encoding: MeRoPE) -> list[tuple[int, int, int, int]]:
@@ -172,7 +219,8 @@ def _check(encoding: MeRoPE) -> None:
         raise invalid("partition", expected, channels, "adjust the partition or head_dim")
     if not encoding.fractions or any(not 0 <= rho <= 1 for rho in encoding.fractions):
         raise invalid("fractions", "numbers in [0, 1]", encoding.fractions, "the paper has (0, .05, .15, .4, .7, 1)")
-    units = (("disparity", 3 * len(encoding.fractions)), ("rotation", 3), ("translation", 6))
+    rotation_unit = 3 if encoding.direction_scale is None else 6
+    units = (("disparity", 3 * len(encoding.fractions)), ("rotation", rotation_unit), ("translation", 6))
     for (name, unit), count in zip(units, channels[:3], strict=True):
         if count % unit:
             fix = f"the nearest multiple is {round(count / unit) * unit}"
@@ -188,5 +236,7 @@ def _check(encoding: MeRoPE) -> None:
     if encoding.frequencies is not None and (encoding.frequencies < 1 or pairs % encoding.frequencies):
         expected = f"a divisor of {pairs}, the channel pairs per axis"
         raise invalid("frequencies", expected, encoding.frequencies, "1 is the single-frequency ablation")
+    if encoding.direction_scale is not None and not 0 < encoding.direction_scale < math.inf:
+        raise invalid("direction_scale", "None, or positive and finite", encoding.direction_scale, "RayNova has 50")
     if encoding.anchor_frame not in ("minrot", "transport"):
         raise invalid("anchor_frame", '"minrot" or "transport"', repr(encoding.anchor_frame), 'the paper uses "minrot"')

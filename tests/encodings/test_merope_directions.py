@@ -1,0 +1,89 @@
+"""MeRoPE with phases of ray directions in place of its rotation block: the definition, and what must hold for it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import FISHEYE, PINHOLE, degenerate_cameras, random_poses, random_qkv, random_rotations
+from torch import Tensor
+
+import merope
+from merope import Cameras, MeRoPE
+from merope.encodings import merope as encoding_file
+from merope.geometry.poses import rigid
+
+GRID, SCALE = (2, 3), 50.0
+PHASES = MeRoPE(head_dim=128, direction_scale=SCALE)
+
+
+def turn(angle_rad: float) -> Tensor:  # [2, 2]
+    return torch.tensor(
+        [[math.cos(angle_rad), -math.sin(angle_rad)], [math.sin(angle_rad), math.cos(angle_rad)]], dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize("lens", [PINHOLE, FISHEYE])
+def test_pairs_of_channels_turn_by_the_change_of_direction_in_the_querys_camera(lens: merope.Lens) -> None:
+    cameras = Cameras(random_poses(3), lens)
+    rays, _ = cameras.rays(GRID)
+    plan, patches = PHASES.plan(cameras, GRID), GRID[0] * GRID[1]
+    for a, b in ((0, 13), (7, 2), (16, 9), (4, 4)):
+        (i, p), (j, r) = divmod(a, patches), divmod(b, patches)
+        rotations = cameras.world_from_camera[:, :3, :3]
+        change = rotations[i].mT @ rotations[j] @ rays[j, r] - rays[i, p]
+        angles = [SCALE * 100.0 ** (-m / 6) * float(along) for along in change for m in range(6)]
+        expected = torch.block_diag(*(turn(angle) for angle in angles))
+        assert (plan.operator(a, b)[36:72, 36:72] - expected).abs().max() < 1e-11
+
+
+def test_the_other_blocks_are_those_of_the_paper() -> None:
+    cameras = Cameras(random_poses(3), PINHOLE)
+    ours, papers = (encoding.plan(cameras, GRID).operator(7, 2) for encoding in (PHASES, MeRoPE(head_dim=128)))
+    kept = [channel for channel in range(128) if not 36 <= channel < 72]
+    assert torch.equal(ours[kept][:, kept], papers[kept][:, kept])
+    assert not torch.equal(ours, papers)
+    assert not ours[kept][:, 36:72].any()
+
+
+@given(seed=st.integers(0, 10**6), fisheye=st.booleans())
+def test_orthogonal_and_free_of_a_world_frame(seed: int, fisheye: bool) -> None:
+    lens, poses = FISHEYE if fisheye else PINHOLE, random_poses(3, seed=seed)
+    world = rigid(random_rotations(seed=seed), torch.tensor([1e3, -40.0, 7.0], dtype=torch.float64))
+    plan, moved = (PHASES.plan(Cameras(poses, lens), GRID) for poses in (poses, world @ poses))
+    operator = plan.operator(1, 14)
+    assert (operator @ operator.mT - torch.eye(128, dtype=torch.float64)).abs().max() < 1e-12
+    q, k, v = random_qkv(1, 2, 18, 128)
+    assert (merope.attend(q, k, v, plan) - merope.attend(q, k, v, moved)).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("name", degenerate_cameras())
+def test_backends_agree_in_degenerate_geometry_and_without_cameras(name: str) -> None:
+    cameras = degenerate_cameras()[name]
+    plan = PHASES.plan(cameras, GRID, extra_tokens=2)
+    q, k, v = random_qkv(1, 2, plan.query_tokens, 128)
+    out = merope.attend(q, k, v, plan, backend="sdpa")
+    assert (out - merope.attend(q, k, v, plan, backend="reference")).abs().max() < 1e-12
+    assert torch.equal(plan.operator(0, plan.key_tokens - 1)[:96, :96], torch.eye(96, dtype=torch.float64))
+
+
+def test_tables_made_for_some_cameras_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    cameras = Cameras(random_poses(4), PINHOLE)
+    whole = PHASES.plan(cameras, GRID).tensors()
+    monkeypatch.setattr(encoding_file, "ENTRIES_AT_ONCE", 1)
+    parts = PHASES.plan(cameras, GRID).tensors()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"direction_scale": 0.0}, "direction_scale"),
+        ({"direction_scale": math.inf}, "direction_scale"),
+        ({"partition": (36, 39, 18, 35), "native_split": (19, 8, 8)}, "a multiple of 6 for rotation"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, object], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        MeRoPE(head_dim=128, **({"direction_scale": SCALE} | options))  # type: ignore[arg-type]
