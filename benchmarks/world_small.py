@@ -11,12 +11,13 @@ rows go on, finished ones are not trained again, and what was measured before of
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from merope.bench.provenance import commit
+from merope.bench.provenance import commit, steps_done
 from merope.train.config import TrainConfig
 from merope.train.loop import train
 from merope.train.toml_config import read_config
@@ -53,8 +54,10 @@ def small_config(row: str, changes: list[str], seed: int, runs: Path) -> TrainCo
 
 
 def held_out_losses(config: TrainConfig) -> dict[str, float]:
-    """Train, or go on; the loss on held-out clips after so many steps."""
+    """Train, or go on; the loss on held-out clips after so many steps. A run that is stopped ends the program."""
     train(config)
+    if steps_done(config) < config.run.steps:
+        sys.exit(1)
     log = [json.loads(line) for line in (config.run.out / "log.jsonl").read_text().splitlines()]
     return {str(row["step"]): round(row["validation_loss"], 5) for row in log if "validation_loss" in row}
 

@@ -38,7 +38,8 @@ assert fused.__doc__  # importing it registers the operators
 
 SMALL = MeRoPE(head_dim=32, partition=(18, 6, 6, 2), native_split=(2, 0, 0))
 """Every block of MeRoPE in a head of 32."""
-LOGITS = MeRoPE(head_dim=32, partition=(18, 6, 6, 2), native_split=(2, 0, 0), transform_values=False)
+LOGITS = replace(SMALL, transform_values=False)
+DIRECTIONS = replace(SMALL, direction_scale=50.0)
 
 
 def two_cameras(encoding: merope.encodings.protocol.Encoding, **options: object) -> AttentionPlan:
@@ -56,6 +57,7 @@ PLANS: dict[str, Callable[[], AttentionPlan]] = {
     "a batch of clips and other keys": cross,
     "tokens without a camera": lambda: SMALL.plan(mixed_cameras(batch=True), (1, 1), extra_tokens=1),
     "logits only, extra token": lambda: two_cameras(LOGITS, extra_tokens=1),
+    "phases of directions, extra token": lambda: two_cameras(DIRECTIONS, extra_tokens=1),
     "one camera": lambda: SMALL.plan(Cameras(random_poses(1), PINHOLE), (1, 2)),
     "gta": lambda: two_cameras(GTA(head_dim=16)),
     "ucpe, extra token": lambda: two_cameras(merope.encoding("ucpe", head_dim=16), extra_tokens=1),
