@@ -42,11 +42,11 @@ class MeRoPE(Encoding):
     frequencies: distinct wavelengths per axis, log-spaced, repeated to fill the channels; None is one per channel pair,
         1 is the paper's single-frequency ablation (at the geometric mean of `wavelengths_m`).
     native_base: base of the native band's frequencies.
+    anchor_frame: "minrot" (the paper: MinRot of each anchor direction) or "transport" (the key ray's frame carried
+        along the epipolar arc by the arc's own rotation: the same directions, without MinRot's pole).
     direction_scale: None is the paper. A number replaces the rotation block by phases of ray directions in the query's
         camera, so many radians per unit of direction at the highest frequency (RayNova has 50). They tell neighbouring
         rays apart, where a rotation block turns by their angle itself; orthogonal and free of a world frame like it.
-    anchor_frame: "minrot" (the paper: MinRot of each anchor direction) or "transport" (the key ray's frame carried
-        along the epipolar arc by the arc's own rotation: the same directions, without MinRot's pole).
     """
 
     partition: tuple[int, int, int, int] | None = None
@@ -58,8 +58,8 @@ class MeRoPE(Encoding):
     wavelengths_m: tuple[float, float] = (0.5, 200.0)
     frequencies: int | None = None
     native_base: float = 10000.0
-    direction_scale: float | None = None
     anchor_frame: Literal["minrot", "transport"] = "minrot"
+    direction_scale: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
