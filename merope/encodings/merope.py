@@ -75,6 +75,11 @@ class MeRoPE(Encoding):
         native = self.channels[3]
         return self.native_split if self.native_split is not None else (native // 2, native // 4, native // 4)
 
+    @property
+    def rotation_unit(self) -> int:
+        """The rotation block's channels come in triplets, phases of directions in pairs for three axes."""
+        return 3 if self.direction_scale is None else 6
+
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Disparity, rotation, translation and native blocks (paper, Eq. 11); blocks that are off are left out."""
         disparity, rotation, translation, native = self.channels
@@ -202,7 +207,7 @@ def _fitting_partitions(encoding: MeRoPE) -> list[tuple[int, int, int, int]]:
         for disparity in near(shares[0], unit)
         for translation in near(shares[2], 6)
         for native in near(shares[3], 8)
-        if (rotation := head_dim - disparity - translation - native) > 0 and rotation % 3 == 0
+        if (rotation := head_dim - disparity - translation - native) > 0 and rotation % encoding.rotation_unit == 0
     ]
     return sorted(fitting, key=lambda channels: math.dist(channels, shares))
 
@@ -219,8 +224,7 @@ def _check(encoding: MeRoPE) -> None:
         raise invalid("partition", expected, channels, "adjust the partition or head_dim")
     if not encoding.fractions or any(not 0 <= rho <= 1 for rho in encoding.fractions):
         raise invalid("fractions", "numbers in [0, 1]", encoding.fractions, "the paper has (0, .05, .15, .4, .7, 1)")
-    rotation_unit = 3 if encoding.direction_scale is None else 6
-    units = (("disparity", 3 * len(encoding.fractions)), ("rotation", rotation_unit), ("translation", 6))
+    units = (("disparity", 3 * len(encoding.fractions)), ("rotation", encoding.rotation_unit), ("translation", 6))
     for (name, unit), count in zip(units, channels[:3], strict=True):
         if count % unit:
             fix = f"the nearest multiple is {round(count / unit) * unit}"

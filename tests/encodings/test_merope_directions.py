@@ -1,6 +1,7 @@
 """MeRoPE with phases of ray directions in place of its rotation block: the definition, and what must hold for it."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -74,6 +75,15 @@ def test_tables_made_for_some_cameras_at_a_time_are_the_same(monkeypatch: pytest
     monkeypatch.setattr(encoding_file, "ENTRIES_AT_ONCE", 1)
     parts = PHASES.plan(cameras, GRID).tensors()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize("head_dim", [56, 64, 72, 80, 96, 160])
+def test_the_error_of_another_head_names_a_partition_that_fits(head_dim: int) -> None:
+    with pytest.raises(ValueError, match="such as") as refusal:
+        MeRoPE(head_dim=head_dim, direction_scale=SCALE)
+    (named,) = re.findall(r"such as \(([\d, ]+)\)", str(refusal.value))
+    partition = tuple(int(channels) for channels in named.split(","))
+    assert MeRoPE(head_dim=head_dim, direction_scale=SCALE, partition=partition).channels == partition  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
