@@ -270,3 +270,9 @@ def test_the_command_prints_or_writes_tables(tmp_path: Path, capsys: pytest.Capt
     options = parser.parse_args(["table", str(tmp_path / "results"), "--out", str(out)])
     assert options.run(options) == 0
     assert "**merope**" in out.read_text()
+
+
+@pytest.mark.parametrize(("page", "folder"), [("world-benchmark", "world"), ("world-first-drives", "world-first-drives")])
+def test_pages_show_what_the_results_say(page: str, folder: str) -> None:
+    shown = (CONFIGS.parents[1] / "docs" / f"{page}.md").read_text().split(BEGIN)[1].split(END)[0]
+    assert shown.strip() == tables(read_rows(CONFIGS.parents[1] / "benchmarks" / "results" / folder)).strip()
