@@ -118,9 +118,19 @@ class AttentionPlan:
         batch: int = 0,
         head: int = 0,
     ) -> Tensor:  # [key tokens, head_dim, head_dim]
-        """Dense U_ab of one query token with every key token."""
+        """Dense U_ab of one query token with every key token.
+
+        `head` counts the tables' groups of heads, where an encoding treats heads differently (URoPE): head h of H is
+        `plan.for_heads(H).operators(..., head=h)`.
+        """
         if not 0 <= query_token < self.query_tokens:
             raise invalid("query_token", f"in 0 … {self.query_tokens - 1}", query_token, "tokens are camera-major")
+        if not 0 <= batch < self.batch and self.batch > 1:
+            raise invalid("batch", f"in 0 … {self.batch - 1}", batch, "the plan has so many clips")
+        groups = max([1, *(operator.table.shape[1] for block in self.blocks for operator in block.operators)])
+        if not 0 <= head < groups and groups > 1:
+            fix = "lay the plan out with plan.for_heads(heads) first"
+            raise invalid("head", f"in 0 … {groups - 1}, the tables' groups of heads", head, fix)
         tables = [block.key.table for block in self.blocks]
         dtype = tables[0].dtype if tables else torch.float64
         u = torch.eye(self.head_dim, dtype=dtype, device=self.device).repeat(self.key_tokens, 1, 1)

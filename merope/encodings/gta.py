@@ -14,7 +14,7 @@ from torch import Tensor
 from merope.attention.operators import Operator
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
-from merope.encodings.rotary import axis_block, check_head_dim, phase_block
+from merope.encodings.rotary import axis_block, check_head_dim, check_positive, phase_block
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.poses import inverse, rigid
@@ -38,6 +38,7 @@ class GTA(Encoding):
     def __post_init__(self) -> None:
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
+        check_positive("rope_base", self.rope_base)
         if self.image_plane not in ("rope", "so2"):
             fix = '"so2" is the layout of the original code'
             raise invalid("image_plane", '"rope" or "so2"', repr(self.image_plane), fix)

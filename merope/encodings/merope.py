@@ -13,7 +13,7 @@ from merope.attention.operators import Operator, phasors
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
 from merope.encodings.ray_frames import ray_rotation_block
-from merope.encodings.rotary import native_block, rotary_frequencies
+from merope.encodings.rotary import check_positive, native_block, rotary_frequencies
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.epipolar import anchor_directions, arc_turns, epipolar_arc
@@ -240,6 +240,7 @@ def _check(encoding: MeRoPE) -> None:
     if encoding.frequencies is not None and (encoding.frequencies < 1 or pairs % encoding.frequencies):
         expected = f"a divisor of {pairs}, the channel pairs per axis"
         raise invalid("frequencies", expected, encoding.frequencies, "1 is the single-frequency ablation")
+    check_positive("native_base", encoding.native_base)
     if encoding.direction_scale is not None and not 0 < encoding.direction_scale < math.inf:
         raise invalid("direction_scale", "None, or positive and finite", encoding.direction_scale, "RayNova has 50")
     if encoding.anchor_frame not in ("minrot", "transport"):

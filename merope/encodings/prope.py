@@ -9,7 +9,7 @@ from merope.attention.plan import Block
 from merope.encodings.gta import check_translation_scale, half_camera_blocks, scaled_poses
 from merope.encodings.intrinsics import normalised_intrinsics
 from merope.encodings.protocol import Encoding
-from merope.encodings.rotary import check_head_dim
+from merope.encodings.rotary import check_head_dim, check_positive
 from merope.encodings.tokens import Tokens
 from merope.geometry.poses import inverse
 
@@ -34,6 +34,7 @@ class PRoPE(Encoding):
     def __post_init__(self) -> None:
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
+        check_positive("rope_base", self.rope_base)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks: O = lift(K) T⁻¹, K-side = T lift(K⁻¹), both in closed form."""

@@ -1,6 +1,5 @@
 """RayNova: rotary phases of every ray's six coordinates in a fixed world frame (Xie et al. 2026)."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
-from merope.encodings.rotary import check_head_dim, phase_block, rotary_frequencies, rotary_phases
+from merope.encodings.rotary import check_head_dim, check_positive, phase_block, rotary_frequencies, rotary_phases
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 
@@ -46,9 +45,10 @@ class RayNova(Encoding):
         if self.position not in ("plucker", "centre"):
             fix = '"centre" is the default of the released code'
             raise invalid("position", '"plucker" or "centre"', repr(self.position), fix)
-        if not 0 < self.seconds_per_frame < math.inf:
-            fix = "divide the frames per latent frame by the frame rate"
-            raise invalid("seconds_per_frame", "positive and finite", self.seconds_per_frame, fix)
+        fix = "divide the frames per latent frame by the frame rate"
+        check_positive("seconds_per_frame", self.seconds_per_frame, fix)
+        for name in ("time_scale", "direction_scale", "position_scale", "rope_base"):
+            check_positive(name, getattr(self, name), f"RayNova has {getattr(RayNova, name):g}")
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Time, then the six coordinates of the ray."""

@@ -1,5 +1,6 @@
 """Rotary position embedding over time and the image plane: the native band that camera encodings keep."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -17,6 +18,12 @@ def check_head_dim(head_dim: int, unit: int) -> None:
     if head_dim <= 0 or head_dim % unit:
         fix = f"the nearest is {max(unit, round(head_dim / unit) * unit)}"
         raise invalid("head_dim", f"a multiple of {unit}", head_dim, fix)
+
+
+def check_positive(name: str, value: float, fix: str = "10000 is the base of most models") -> None:
+    """Refuse bases and scales of phases that make none: every table would be NaN."""
+    if not 0 < value < math.inf:
+        raise invalid(name, "positive and finite", value, fix)
 
 
 def rotary_frequencies(

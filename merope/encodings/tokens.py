@@ -131,19 +131,27 @@ def _tokens(
         positions=_positions(_check_times(times, cameras, f"{prefix}times"), grid, extra),
         has_camera=pad(valid.flatten(1), (0, extra), value=False),
         camera_of=pad(camera_of, (0, extra), value=cameras.count),
-        content=_check_content(content, camera_of.shape[0] + extra, f"{prefix}content"),
+        content=_check_content(content, cameras, camera_of.shape[0] + extra, f"{prefix}content"),
         dtype=cameras.dtype,
     )
 
 
-def _check_content(content: Tensor | None, tokens: int, name: str) -> Tensor | None:  # [B or 1, N, c]
+def _check_content(content: Tensor | None, cameras: Cameras, tokens: int, name: str) -> Tensor | None:  # [B or 1, N, c]
     if content is None:
         return None
+    if not isinstance(content, Tensor):
+        raise invalid(name, "a torch.Tensor", type(content).__name__, "pass the output of the depth head")
     if content.ndim != 3 or content.shape[1] != tokens or not content.is_floating_point():
         got = f"{content.dtype} {list(content.shape)}"
         raise invalid(
             name, f"floating point [batch, {tokens}, channels]", got, "predict one row per token of that side"
         )
+    if content.device != cameras.device:
+        fix = f"use {name}.to({str(cameras.device)!r})"
+        raise invalid(name, f"on {cameras.device} like the cameras", content.device, fix)
+    clips = cameras.world_from_camera.shape[0] if cameras.world_from_camera.ndim == 4 else 1
+    if clips > 1 and content.shape[0] not in (1, clips):
+        raise invalid(name, f"of the cameras' {clips} clips, or of 1", content.shape[0], "predict it for every clip")
     return content
 
 

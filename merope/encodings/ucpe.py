@@ -8,7 +8,7 @@ from torch import Tensor
 from merope.attention.plan import Block
 from merope.encodings.gta import check_translation_scale, half_camera_blocks, scaled_poses
 from merope.encodings.protocol import Encoding
-from merope.encodings.rotary import check_head_dim
+from merope.encodings.rotary import check_head_dim, check_positive
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.poses import inverse, rigid
@@ -42,6 +42,7 @@ class UCPE(Encoding):
     def __post_init__(self) -> None:
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
+        check_positive("rope_base", self.rope_base)
         if len(self.ray_offset) != 2 or any(not 0 <= fraction <= 1 for fraction in self.ray_offset):
             fix = "(0.5, 0.5) is the centre of the patch"
             raise invalid("ray_offset", "two fractions in [0, 1], x and y", self.ray_offset, fix)

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from merope.attention.operators import Operator, phasors
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
-from merope.encodings.rotary import check_head_dim, native_block, rotary_phases
+from merope.encodings.rotary import check_head_dim, check_positive, native_block, rotary_phases
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.lenses import Lens
@@ -50,6 +50,7 @@ class URoPE(Encoding):
             raise invalid("split", expected, channels, "pass (time, column, row) channels")
         if not self.anchors_m or not all(0 < depth_m < math.inf for depth_m in self.anchors_m):
             raise invalid("anchors_m", "positive depths in metres", self.anchors_m, "the method has (2, 8, 14, 20)")
+        check_positive("rope_base", self.rope_base)
         if not 0 < self.z_min_m < math.inf:
             raise invalid("z_min_m", "a positive depth in metres", self.z_min_m, "0.05 is the default")
 

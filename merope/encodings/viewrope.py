@@ -7,7 +7,7 @@ from torch import Tensor
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
 from merope.encodings.ray_frames import ray_rotation_block
-from merope.encodings.rotary import phase_block, rotary_phases
+from merope.encodings.rotary import check_positive, phase_block, rotary_phases
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 
@@ -34,6 +34,7 @@ class ViewRope(Encoding):
         if self.head_dim < 14 or self.head_dim % 2:
             fix = f"the nearest is {max(14, self.head_dim + self.head_dim % 2)}"
             raise invalid("head_dim", "even and at least 14", self.head_dim, fix)
+        check_positive("rope_base", self.rope_base)
 
     @property
     def band_channels(self) -> tuple[int, int, int]:

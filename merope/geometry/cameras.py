@@ -22,6 +22,9 @@ class Cameras:
     rotations; plans are made in `dtype`, which is `plan_dtype` or else the precision in which the poses came. `lens` is
     shared by all cameras or carries one set of parameters per camera (batch_shape [V] or [B, V]). Cameras with
     `has_pose` False keep their tokens, but these act as tokens without a camera; their matrices are not read.
+
+    `given_dtype` says how coarsely the poses are rounded. Change cameras by making them anew from the original poses:
+    `dataclasses.replace` hands on the float64 copy, and both dtypes are then float64.
     """
 
     world_from_camera: Tensor  # [V, 4, 4] or [B, V, 4, 4]

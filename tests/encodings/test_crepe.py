@@ -158,3 +158,19 @@ def test_head_of_128_covers_126_channels_and_keeps_the_dtype_of_the_poses() -> N
 def test_bad_configs_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CRePE(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("depth_m", "taken_at_m"), [(0.1, 0.1), (0.01, 0.05), (-3.0, 0.05)])
+def test_a_perspective_query_takes_points_nearer_than_5_cm_at_5_cm(depth_m: float, taken_at_m: float) -> None:
+    """A point 2 mm beside the axis at one depth lands where one in its direction from `taken_at_m` does."""
+    lens, certain = Pinhole(120.0, 120.0, 75.0, 45.0, 150, 90), torch.tensor([[[0.0, 0.0]]])
+    image = slice(0, 4 * (128 // 6))  # channels of column and row
+
+    def seen(x_m: float, z_m: float) -> Tensor:
+        behind = torch.eye(4, dtype=torch.float64)[None].clone()
+        behind[0, :3, 3] = torch.tensor([x_m, 0.0, z_m - 1.0])  # its middle ray, 1 m long, ends at (x, 0, z)
+        query, key = Cameras(torch.eye(4, dtype=torch.float64)[None], lens), Cameras(behind, lens)
+        plan = CRePE().plan(query, (1, 1), key=key, content=certain, key_content=certain)
+        return plan.operator(0, 0)[image, image]
+
+    assert torch.allclose(seen(0.002, depth_m), seen(0.002 / taken_at_m, 1.0), atol=1e-9)

@@ -1,6 +1,6 @@
 """What holds of every encoding: backends, batches, tokens without a camera, world frame, norms, finite gradients."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 
 import pytest
@@ -260,6 +260,23 @@ def test_contents_are_required_or_refused(name: str) -> None:
         encoding.plan(cameras, GRID, content=torch.zeros(1, 18, 3))
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.plain.content_channels])
+@pytest.mark.parametrize("side", ["", "key_"])
+def test_contents_of_other_clips_or_elsewhere_are_refused(name: str, side: str) -> None:
+    encoding, cameras = METHODS[name].plain, Cameras(random_poses(2, 3), ZOOM)
+    fitting = {
+        "content": torch.zeros(2, 18, 2),
+        **({"key": cameras, "key_content": torch.zeros(2, 18, 2)} if side else {}),
+    }
+    for content, message in (
+        (torch.zeros(3, 18, 2), "of the cameras' 2 clips, or of 1, got 3; "),
+        (torch.zeros(2, 18, 2, device="meta"), "on cpu like the cameras, got meta; "),
+        ([[0.0, 3.0]] * 18, "a torch.Tensor, got list; "),
+    ):
+        with pytest.raises(ValueError, match=f"^{side}content must be {message}"):
+            encoding.plan(cameras, GRID, **{**fitting, f"{side}content": content})
+
+
 @pytest.mark.parametrize(
     ("name", "head_dim", "message"),
     [
@@ -279,6 +296,15 @@ def test_contents_are_required_or_refused(name: str) -> None:
 def test_heads_that_a_method_does_not_fill_are_refused(name: str, head_dim: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"head_dim must be {message}"):
         merope.encoding(name, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("value", [0.0, -100.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", sorted(ENCODINGS))
+def test_bases_and_scales_that_make_no_phases_are_refused(name: str, value: float) -> None:
+    phases = {"native_base", "rope_base", "time_scale", "position_scale", "seconds_per_frame", "direction_scale"}
+    for option in phases & {field.name for field in fields(ENCODINGS[name])}:
+        with pytest.raises(ValueError, match=rf"^{option} must be .*positive and finite, got {value}; "):
+            merope.encoding(name, **{option: value})
 
 
 @pytest.mark.parametrize("name", sorted(ENCODINGS))

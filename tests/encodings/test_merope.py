@@ -75,6 +75,15 @@ def test_cross_attention_equals_the_papers_equations() -> None:
     assert np.abs(ours.numpy() - dense).max() < 1e-11
 
 
+@pytest.mark.parametrize("coarse", ["query", "key"])
+def test_cross_attention_has_the_precision_of_the_finer_side(coarse: str) -> None:
+    query, key = (random_poses(2, seed=seed) for seed in (0, 4))
+    query, key = (query.float(), key) if coarse == "query" else (query, key.float())
+    plan = MeRoPE().plan(Cameras(query, PINHOLE), GRID, key=Cameras(key, PINHOLE))
+    tables = {operator.table.dtype for block in plan.blocks for operator in block.operators}
+    assert tables == {torch.float64}
+
+
 def orthogonality_defect(plan: merope.AttentionPlan) -> float:
     """Largest entry of UᵀU − I over all pairs of tokens."""
     unit = torch.eye(plan.head_dim, dtype=torch.float64)
@@ -186,6 +195,20 @@ def test_rounding_of_float32_poses_does_not_pick_the_frame(offset_m: float, anch
         assert (rounded - exact).abs().max() < 1e-5 * offset_m
 
 
+def test_the_precision_of_a_plan_does_not_decide_what_rounding_of_its_poses_is() -> None:
+    """Poses that came in float32 round alike in a float64 plan, and float64 poses do not round in a float32 one."""
+    centred = Pinhole(120.0, 120.0, 75.0, 45.0, 150, 90)
+    nearly_straight = straight_drive(4)
+    nearly_straight[:, 0, 3] = 1e-5 * nearly_straight[:, 2, 3]
+    world = rigid(random_rotations(seed=1), torch.full((3,), 300.0, dtype=torch.float64))
+    for poses in ((world @ straight_drive(4)).float(), world @ nearly_straight):
+        single, double = (
+            MeRoPE().plan(Cameras(poses, centred, plan_dtype=dtype), GRID).blocks[0].key.matrices(torch.float64)
+            for dtype in (torch.float32, torch.float64)
+        )
+        assert (single - double).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("path", ["straight", "curved", "highway"])
 def test_a_world_6400_km_away_changes_nothing(path: str, highway: Tensor) -> None:
     poses = {"straight": straight_drive(5), "curved": curved_drive(5), "highway": highway}[path]
@@ -258,6 +281,13 @@ def test_single_frequency_repeats_the_geometric_mean_wavelength() -> None:
     u = MeRoPE(frequencies=1).plan(cameras, (1, 1)).operator(0, 1)[88:96, 88:96]
     quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     assert torch.allclose(u, torch.block_diag(*[quarter] * 4), atol=1e-12)
+
+
+def test_two_frequencies_stand_side_by_side_on_neighbouring_pairs() -> None:
+    cameras = Cameras(straight_drive(2, step_m=0.125), PINHOLE)  # a quarter of the shortest wavelength
+    u = MeRoPE(frequencies=2).plan(cameras, (1, 1)).operator(0, 1)[88:96, 88:96]
+    turns = [2 * math.pi * 0.125 / wavelength_m for wavelength_m in (0.5, 0.5, 200.0, 200.0)]
+    assert torch.allclose(u.diagonal()[::2], torch.tensor(turns, dtype=torch.float64).cos(), atol=1e-12)
 
 
 def test_custom_partition_fractions_and_times() -> None:

@@ -12,8 +12,8 @@ from merope.geometry.poses import rigid
 
 
 def test_known_trajectories() -> None:
-    """8 m straight, 4 m there and back, and a clip that stands: 1 / mean(8, 4, 0) = 1 / 4 m."""
-    there_and_back = straight_drive(3, step_m=2.0)[[0, 1, 2, 1, 0]]
+    """8 m straight, 4 m there and half of it back, and a clip that stands: 1 / mean(8, 4, 0) = 1 / 4 m."""
+    there_and_back = straight_drive(3, step_m=2.0)[[0, 1, 2, 1]]
     clips = [straight_drive(5, step_m=2.0), there_and_back, straight_drive(4, step_m=0.0)]
     assert translation_scale(clips) == pytest.approx(1 / 4, rel=1e-12)
     assert translation_scale(iter(clips)) == translation_scale(clips)

@@ -139,3 +139,17 @@ def test_degenerate_arcs_collapse_with_finite_gradients(u: tuple[float, ...], di
     for value in (far, move):
         assert value.grad is not None
         assert value.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("baseline_m", "rounding_m", "defined"),
+    [(2e-6, 0.0, True), (5e-7, 0.0, False), (5e-5, 1e-5, True), (3e-5, 1e-5, False)],
+)
+def test_an_arc_is_defined_from_a_micrometre_and_four_roundings_on(
+    baseline_m: float, rounding_m: float, defined: bool
+) -> None:
+    far, epipole = torch.eye(3, dtype=torch.float64)[:2]
+    arc = epipolar_arc(far, baseline_m * epipole, torch.tensor(rounding_m, dtype=torch.float64))
+    assert bool(arc.defined) is defined
+    assert float(arc.angle_rad) == pytest.approx(math.pi / 2 if defined else 0.0)
+    assert defined or float(arc.zone) < 1e-4  # a collapsed arc stands at u∞, which no rounding of centres moves
