@@ -15,7 +15,9 @@ def check_frame_count(cameras: Cameras, latent_frames: int, latent_stride: int) 
     if cameras.count == latent_frames:
         return
     fix = f"latent frame n has the camera of RGB frame {latent_stride}n"
-    if cameras.count == latent_stride * (latent_frames - 1) + 1:
+    if latent_stride == 1:
+        fix = "in a model of pixels every frame has a camera of its own"
+    elif cameras.count == latent_stride * (latent_frames - 1) + 1:
         fix = f"these are as many as RGB frames: pass those of frames 0, {latent_stride}, … (Clip.latent_cameras())"
     raise invalid("cameras", f"one per latent frame, {latent_frames}", cameras.count, fix)
 

@@ -64,6 +64,10 @@ class CameraBranchConfig:
             raise invalid("compression", "an int ≥ 1", repr(self.compression), "the paper uses 2, 4 and 8")
         if self.qk_norm not in (None, "rms"):
             raise invalid("qk_norm", 'None or "rms"', repr(self.qk_norm), "the paper's branch has none")
+        for name, integration in (("qk_norm", "parallel"), ("carve", "rerope")):
+            if getattr(self, name) is not None and self.integration != integration:
+                expected = f'None but with integration="{integration}"'
+                raise invalid(name, expected, repr(getattr(self, name)), f"{self.integration} has no use for it")
         self._check_options()
         self._check_history()
 

@@ -44,6 +44,9 @@ POSE_CONVENTION = "world_from_camera (camera-to-world), OpenCV axes (x right, y 
 LATENT_STRIDE = 4
 """RGB frames per latent frame of Wan's VAEs; a latent frame has the pose of its RGB frame 4n."""
 
+RGB_CHANNELS = 3
+"""Of a model of pixels, whose latent frames are the RGB frames themselves; Wan's VAEs make more channels."""
+
 BASE_FIELDS = (
     "num_layers",
     "num_attention_heads",
@@ -99,8 +102,10 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         """A fresh branch that fits a transformer; not attached yet."""
         options = asdict(config)
         options["base_model"] = config.base_model or str(transformer.config.get("_name_or_path") or "")
+        base = base_fields(transformer)
+        options["latent_stride"] = 1 if base["in_channels"] == RGB_CHANNELS else LATENT_STRIDE
         with transformer.device:  # large branches are made where they will live
-            return cls(base=base_fields(transformer), **options)
+            return cls(base=base, **options)
 
     def _parallel(self) -> CameraProcessor:
         config, base = self.config, self.config["base"]

@@ -7,7 +7,8 @@ torch.compile sees plain tensor inputs. Nothing is kept on the side while blocks
 """
 
 import copy
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -142,7 +143,9 @@ class CameraInput:
             raise invalid("attention_kwargs", "a keyword argument", "a positional one", fix)
         given = dict(kwargs.get("attention_kwargs") or {})
         cameras, times = given.pop(CAMERAS, None), given.pop(TIMES, None)
-        condition = self.condition(cameras, latents, times, given.pop(HISTORY, None))
+        history = given.pop(HISTORY, None)
+        _check_spelling(given)
+        condition = self.condition(cameras, latents, times, history)
         self._pending, self._embed, self._extra_frames = condition, None, 0
         if condition.appended is not None:
             self._extra_frames = condition.appended.count
@@ -206,6 +209,16 @@ class CameraInput:
         condition = self.branch.prepare(cameras, latents, times, history)
         self._kept = [(key, condition), *self._kept[: KEPT_CONDITIONS - 1]]
         return condition
+
+
+def _check_spelling(others: Iterable[str]) -> None:
+    """Refuse keys that are nearly ours: Wan's forward ignores all it does not know, and so would a lost history be."""
+    if torch.compiler.is_compiling():
+        return
+    for name in others:
+        near = difflib.get_close_matches(name, (CAMERAS, TIMES, HISTORY), n=1)
+        if near:
+            raise invalid(f'attention_kwargs["{name}"]', "a known key", repr(name), f"did you mean {near[0]!r}?")
 
 
 @dataclass(frozen=True)

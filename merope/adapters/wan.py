@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_wan import WanAttention, WanTransformer3DModel
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from merope.adapters.branch_config import CameraBranchConfig
@@ -94,6 +95,7 @@ def camera_input(transformer: WanTransformer3DModel) -> CameraInput:
 
 
 def _install(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+    _check_replaced(transformer, branch)
     for index, processor in branch.processors().items():
         attn = _self_attention(transformer, index)
         weight = attn.to_q.weight
@@ -119,6 +121,15 @@ def _self_attention(transformer: WanTransformer3DModel, index: int) -> WanAttent
     attn = transformer.blocks[index].attn1
     assert isinstance(attn, WanAttention)
     return attn
+
+
+def _check_replaced(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+    """Weights of the processors that a branch stands before would be saved, and trained, as if they were its own."""
+    for index in branch.processors():
+        found: object = _self_attention(transformer, index).processor
+        if isinstance(found, nn.Module) and found.state_dict():
+            fix = "call transformer.set_attn_processor(WanAttnProcessor()) first"
+            raise invalid(f"processor of block {index}", "one without weights", type(found).__name__, fix)
 
 
 def _check_processors(transformer: WanTransformer3DModel, args: tuple[Any, ...]) -> None:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from merope.adapters.camera_branch import RGB_CHANNELS
 from merope.errors import invalid
-
-RGB_CHANNELS = 3
 
 
 @dataclass(frozen=True)

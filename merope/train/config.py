@@ -31,7 +31,8 @@ class RunSection:
     sample_steps: int = 30  # denoising steps of a sample video
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "micro_batch", "log_every", "checkpoint_every", "keep_checkpoints"):
+        positive = ("steps", "batch_size", "micro_batch", "log_every", "checkpoint_every", "keep_checkpoints")
+        for name in (*positive, "sample_steps"):
             _at_least(f"run.{name}", getattr(self, name), 1)
         for name in ("seed", "validate_every", "validation_clips", "sample_every"):
             _at_least(f"run.{name}", getattr(self, name), 0)

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences
+from merope.adapters.saving import read_branch
 from merope.adapters.wan import attach, attached_branch
 from merope.encodings import ENCODINGS
 from merope.errors import invalid
@@ -110,7 +111,8 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
         torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
         fresh = CameraBranch.for_transformer(transformer, config.branch)
         if config.model.pretrained_branch is not None:
-            fresh.load_state_dict(_saved_branch(config.model.pretrained_branch, fresh).state_dict())
+            saved = _saved_branch(config.model.pretrained_branch, transformer, fresh)
+            fresh.load_state_dict(saved.state_dict())
         branch = attach(transformer, config.branch)  # in the precision of the base model, which would round it
         for index, processor in branch.processors().items():
             processor.requires_grad_(True).to(torch.float32).load_state_dict(fresh.processors()[index].state_dict())
@@ -124,11 +126,11 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     return Model(pipeline, config.model.precision, device, config.objective.prefix_frames)
 
 
-def _saved_branch(folder: Path, like: CameraBranch) -> CameraBranch:
-    """The branch of a folder, refused if it is not of the kind that the config describes."""
+def _saved_branch(folder: Path, transformer: WanTransformer3DModel, like: CameraBranch) -> CameraBranch:
+    """The branch of a folder, refused if it is incomplete or not of the kind that the config describes."""
     if not folder.is_dir():
         raise invalid("model.pretrained_branch", "the folder of a saved branch", folder, "train one, or leave it out")
-    saved = CameraBranch.from_pretrained(folder)
+    saved = read_branch(folder, transformer)
     differing = [name for name in KIND_OF_BRANCH if _as_json(saved.config[name]) != _as_json(like.config[name])]
     if differing:
         got = ", ".join(f"{name} = {saved.config[name]}" for name in differing)

@@ -237,6 +237,10 @@ def test_forgotten_or_unfitting_cameras_are_refused() -> None:
         run(transformer, prepared)
     with pytest.raises(ValueError, match=r"pass times to branch\.prepare"):
         transformer(**tiny_inputs(), attention_kwargs={"cameras": prepared, "times": [0.0, 1.0, 2.0]})
+    for misspelt, meant in (("time", "times"), ("histories", "history"), ("camera", "cameras")):
+        with pytest.raises(ValueError, match=rf"{misspelt}.*did you mean '{meant}'"):
+            transformer(**tiny_inputs(), attention_kwargs={"cameras": cameras(), misspelt: [0.0, 1.0, 2.0]})
+    transformer(**tiny_inputs(), attention_kwargs={"cameras": cameras(), "scale": 1.0})
 
 
 def test_a_branch_whose_place_was_taken_is_missed() -> None:
@@ -265,6 +269,11 @@ def test_what_can_be_attached_to() -> None:
         attach(transformer, tiny_config())
     with pytest.raises(ValueError, match=r"config must be a .*Config, got dict"):
         attach(tiny_wan(), {"encoding": "merope"})
+    detach(transformer)
+    transformer.blocks[3].attn1.set_processor(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="processor of block 3 must be one without weights, got Linear"):
+        attach(transformer, tiny_config())
+    attach(transformer, tiny_config(blocks=[1]))
 
 
 @pytest.mark.parametrize(
@@ -273,6 +282,8 @@ def test_what_can_be_attached_to() -> None:
         {"encoding": "rope"},
         {"compression": 0},
         {"qk_norm": "layer"},
+        {"qk_norm": "rms", "integration": "rerope"},
+        {"carve": (28, 34, 34)},
         {"integration": "no"},
         {"encoding_options": {"wavelength_m": (1.0, 2.0)}},
         {"encoding_options": {"translation_scale": 0.1}, "encoding": "gta"},

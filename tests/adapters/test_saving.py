@@ -128,3 +128,12 @@ def test_a_hub_id(tmp_path: Path) -> None:
     other = tiny_wan()
     load_branch(other, "someone/branch", cache_dir=tmp_path, local_files_only=True)
     assert torch.equal(run(other, cameras()), run(transformer, cameras()))
+
+
+def test_a_model_of_pixels_has_a_camera_for_every_frame(tmp_path: Path) -> None:
+    transformer = tiny_wan(in_channels=3, out_channels=3)
+    branch = attach(transformer, tiny_config())
+    branch.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["latent_stride"] == 1
+    with pytest.raises(ValueError, match=r"cameras .* 3, got 9; in a model of pixels every frame has a camera"):
+        branch.prepare(cameras(9), torch.zeros(1, 3, 3, 4, 6))

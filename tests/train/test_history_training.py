@@ -154,6 +154,8 @@ class TestPrefixDropout:
         assert abs(self.shares_without_prefix(config, model, examples, 1) - 0.5) < 0.15
         assert self.shares_without_prefix(config, model, replace(examples, history=None), 1) == 0
         assert self.shares_without_prefix(config, model, examples, VALIDATION) == 0
+        always = replace(config, objective=replace(config.objective, prefix_dropout=1.0))
+        assert self.shares_without_prefix(always, model, examples, 1) == 1  # the higher rate of the two
 
 
 @pytest.mark.parametrize("path", ["sa", "ca"])

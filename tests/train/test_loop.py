@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import load_branch
@@ -22,9 +22,9 @@ from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
 from merope.train.build import build_stream, check_shares
 from merope.train.config import ModelSection, TrainConfig
-from merope.train.loop import NonFiniteLoss, learning_rate, train
-from merope.train.model import build_model
-from merope.train.objective import VALIDATION
+from merope.train.loop import NonFiniteLoss, build_optimiser, learning_rate, train
+from merope.train.model import Model, build_model
+from merope.train.objective import VALIDATION, Noised
 from merope.train.parallel import Ranks
 from merope.train.streams import Examples, WorldStream
 from merope.train.toml_config import read_config
@@ -216,6 +216,40 @@ def test_nothing_is_dropped_in_validation(tmp_path: Path) -> None:
     assert loop._objective(dropping, stream.example(), 0) == dropping.objective
 
 
+def test_dropped_text_is_the_empty_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(tmp_path, "objective.text_dropout=0.5")
+    ranks, seen = Ranks(0, 1, torch.device("cpu")), []
+    model = build_model(config, ranks.device, sharded=False)
+    text, no_text = torch.ones(1, 2, 16), -torch.ones(2, 16)
+    examples = replace(build_stream(config, model, ranks).example(), text=text, no_text=no_text)
+
+    def predicted(self: Model, noised: Noised, given: torch.Tensor, *_: object) -> torch.Tensor:
+        seen.append(given)
+        return torch.zeros_like(noised.latents)
+
+    monkeypatch.setattr(Model, "predicted", predicted)
+    for place in range(40):
+        loop.clip_losses(config, model, replace(examples, places=(place,)), 0)
+    dropped = [torch.equal(given, no_text[None]) for given in seen]
+    assert 10 < sum(dropped) < 30
+    assert all(torch.equal(given, text) for given, empty in zip(seen, dropped, strict=True) if not empty)
+
+
+def test_the_moving_average_follows_the_weights(tmp_path: Path) -> None:
+    config, model = tiny_config(tmp_path, "optimiser.ema_decay=0.9"), torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 1.0)
+    average = loop.moving_average(config, model)
+    torch.nn.init.constant_(model.weight, 2.0)
+    loop.update_average(average, model, 0.9)
+    assert float(average["weight"]) == pytest.approx(0.9 * 1.0 + 0.1 * 2.0)
+
+
+def test_the_optimiser_is_that_of_the_config(tmp_path: Path) -> None:
+    changes = ("optimiser.betas=[0.8, 0.95]", "optimiser.epsilon=0.1", "optimiser.weight_decay=0.3")
+    (group,) = build_optimiser(tiny_config(tmp_path, *changes), torch.nn.Linear(1, 1)).param_groups
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.95), 0.1, 0.3)
+
+
 def test_samples_are_written_with_the_path(tmp_path: Path) -> None:
     from merope.data.video import read_video
 
@@ -234,6 +268,8 @@ def test_settings_that_do_not_fit_are_refused_before_a_model_runs(tmp_path: Path
         train(tiny_config(tmp_path, "model.architecture.num_heads=3"))
     with pytest.raises(ValueError, match="prefix_frames"):
         train(tiny_config(tmp_path, "objective.prefix_frames=4"))
+    with pytest.raises(ValueError, match=r"run\.sample_steps must be at least 1, got 0"):
+        tiny_config(tmp_path, "run.sample_steps=0")
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -346,3 +382,28 @@ def test_training_goes_on_from_a_saved_model_and_branch(tmp_path: Path) -> None:
     missing = replace(config, model=replace(config.model, pretrained_branch=tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"pretrained_branch.*folder of a saved branch"):
         build_model(missing, torch.device("cpu"), sharded=False)
+
+
+def test_a_saved_branch_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path / "first", "run.steps=1"))
+    folder = tmp_path / "first" / "trained" / "branch"
+    config = tiny_config(tmp_path / "second", f"model.pretrained_branch={folder}")
+    file = folder / "diffusion_pytorch_model.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if "cam_qkv.weight" not in name}
+    save_file(kept, file)
+    with pytest.raises(ValueError, match=r"branch's weights must be .*missing_keys.*cam_qkv\.weight"):
+        build_model(config, torch.device("cpu"), sharded=False)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"a folder with config\.json"):
+        build_model(config, torch.device("cpu"), sharded=False)
+
+
+def test_training_goes_on_from_a_branch_without_weights(tmp_path: Path) -> None:
+    """ReRoPE's folder holds its config alone."""
+    options = "{partition=[12,12,12,0], native_split=[0,0,0], fractions=[0.0,1.0]}"
+    rerope = ("branch.integration=rerope", "branch.carve=[12,12,12]", f"branch.encoding_options={options}")
+    train(tiny_config(tmp_path / "first", "run.steps=1", *rerope))
+    trained = tmp_path / "first" / "trained"
+    goes_on = (f"model.pretrained={trained}", f"model.pretrained_branch={trained / 'branch'}")
+    train(tiny_config(tmp_path / "second", "run.steps=1", *rerope, *goes_on))
+    assert (tmp_path / "second" / "trained" / "branch" / "config.json").is_file()

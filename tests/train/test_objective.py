@@ -49,6 +49,14 @@ def test_dropouts_happen_at_their_rates() -> None:
     assert noised.generated[:, 1:].all()
 
 
+def test_noise_levels_and_dropouts_are_independent() -> None:
+    count = 400
+    settings = ObjectiveSection(text_dropout=0.5, prefix_dropout=0.5, shift=1.0)
+    noised = add_noise(torch.zeros(count, 1, 3, 1, 1), 1, settings, generators(list(range(count))))
+    draws = torch.stack((noised.sigma, noised.drop_text.float(), noised.generated[:, 0].float()))
+    assert (torch.corrcoef(draws) - torch.eye(3)).abs().max() < 0.2
+
+
 def test_clean_tokens_are_at_time_zero() -> None:
     noised = add_noise(clips(2), 2, ObjectiveSection(), generators([0, 1]))
     times = token_timesteps(noised, 6)
