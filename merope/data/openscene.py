@@ -20,6 +20,9 @@ from merope.geometry.lens_batches import resized
 from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import rigid
 
+COEFFICIENTS = (4, 5, 8)
+"""Lengths of OpenCV's list k1 k2 p1 p2 k3 k4 k5 k6 that a Brown–Conrady lens has a place for."""
+
 ALLOWED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -116,5 +119,7 @@ def _lens(camera: dict[str, Any], image_size: tuple[int, int], height: int, widt
     distortion = np.asarray(camera.get("distortion", ()), dtype=np.float64).ravel()
     if not distortion.any():
         return resized(Pinhole(*intrinsics, *image_size), width, height)
-    k1, k2, p1, p2, k3 = (float(value) for value in (*distortion, 0.0)[:5])
-    return resized(BrownConrady(*intrinsics, *image_size, k1, k2, p1, p2, k3), width, height)
+    if len(distortion) not in COEFFICIENTS:
+        name, got = f"distortion of {camera['data_path']}", f"{len(distortion)} of them"
+        raise invalid(name, "k1 k2 p1 p2 [k3 [k4 k5 k6]]", got, "undistort the images")
+    return resized(BrownConrady(*intrinsics, *image_size, *distortion.tolist()), width, height)

@@ -70,16 +70,6 @@ def first_surface(enter: Tensor, leave: Tensor) -> Tensor:  # [n], [n] -> [n]
     return torch.where((leave >= enter) & (distance > 0.0), distance, math.inf)
 
 
-def ray_box(origin: Tensor, direction: Tensor, half: Tensor) -> Tensor:  # [3, n] three times -> [n]
-    """Distance to a box about 0 with half sizes `half`."""
-    return first_surface(*box_interval(origin, direction, half))
-
-
-def ray_ellipsoid(origin: Tensor, direction: Tensor, radii: Tensor) -> Tensor:  # [3, n] three times -> [n]
-    """Distance to an ellipsoid about 0."""
-    return first_surface(*ellipsoid_interval(origin, direction, radii))
-
-
 def turned_into(
     yaw_cos_sin: Tensor,  # [2, n]
     vectors: Tensor,  # [3, n] scene axes

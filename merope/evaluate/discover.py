@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from merope.data.formats import read
+from merope.data.formats.checks import require_increasing_times
 from merope.data.formats.colmap import is_model
 from merope.data.trajectory import Trajectory
 from merope.errors import invalid
@@ -67,6 +68,7 @@ class Commanded:
     def trajectory(self) -> Trajectory:
         """The commanded path of the clip."""
         whole = read(self.poses)
+        require_increasing_times(whole, self.poses)
         rows = torch.arange(whole.count)[self.start :: self.stride][: self.frames]
         if len(rows) == 0 or (self.frames is not None and len(rows) < self.frames):
             expected = f"at least {self.start + self.stride * ((self.frames or 1) - 1) + 1}"

@@ -55,6 +55,8 @@ def recover(job: Job, choice: EstimatorChoice) -> Record:
         return failed(job, "unreadable video", str(error), command)
     try:
         estimate = _estimate(job, choice, frames, video_frames, _lens_of(command, frames))
+    except ModuleNotFoundError:  # no fault of the clip: every one would fail, and a method would score 0 for it
+        raise
     except Exception as error:  # of any library below: one clip must not end a run of hundreds
         record = failed(job, "estimator stopped", f"{type(error).__name__}: {error}", command)
         return replace(record, thumbnails=thumbnails(frames))

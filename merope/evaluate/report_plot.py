@@ -64,6 +64,11 @@ def _tick(x: float, value: float, height: int) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high, as coarse as two of them allow; the ends themselves where two do not fit."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in (1.0, 2.0, 5.0)]
-    return [tick for tick in ticks if low <= tick <= high]
+    for factors in ((1.0, 2.0, 5.0), range(1, 10)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        within = [tick for tick in ticks if low <= tick <= high]
+        if len(within) >= 2:
+            return within
+    return sorted({float(f"{end:.3g}") for end in (low, high)})

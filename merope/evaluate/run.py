@@ -83,7 +83,7 @@ def evaluate(
 def _is_output(file: Path, out: Path, methods: Iterable[str]) -> bool:
     """Whether an earlier run wrote a file: `out` may lie among the commanded paths, or be their folder."""
     file, out = file.resolve(), out.resolve()
-    is_record = file.suffix == ".json" and any(out / "clips" / method in file.parents for method in methods)
+    is_record = file.suffix == ".json" and any(_records(out, method) in file.parents for method in methods)
     return is_record or file in (out / "results.json", out / "clips.csv")
 
 
@@ -143,13 +143,21 @@ class Task:
     fingerprint: str
 
 
+def _records(out: Path, method: str) -> Path:
+    """Folder of a method's records."""
+    return out / "clips" / _readable(method)
+
+
 def _record_file(out: Path, job: Job) -> Path:
     """Names of clips may hold slashes and anything else; a digest keeps different ones apart."""
     name = str(job.clip)
-    readable = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:80]
-    method = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in job.method)[:80]
     digest = hashlib.sha256(f"{job.method}\0{name}".encode()).hexdigest()[:8]
-    return out / "clips" / method / f"{readable}-{digest}.json"
+    return _records(out, job.method) / f"{_readable(name)}-{digest}.json"
+
+
+def _readable(name: str) -> str:
+    """A name as part of a file's."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:80]
 
 
 def _fingerprints(jobs: Sequence[Job], choice: EstimatorChoice) -> list[str]:

@@ -88,6 +88,17 @@ def test_ranks_share_one_sequence() -> None:
     assert [name for pair in zip(*ranks, strict=True) for batch in pair for name in batch] == together
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_resumes_where_all_ranks_stand(rank: int) -> None:
+    """Draws that all ranks have used, not its own, are what a rank's state counts; also over the end of an epoch."""
+    whole = names(ClipLoader(Source(), sampler(rank=rank, world_size=2), 2), 8)
+    for handed_out in (1, 2, 4, 5):
+        first, second = (ClipLoader(Source(), sampler(rank=rank, world_size=2), 2) for _ in range(2))
+        names(first, handed_out)
+        second.load_state_dict(first.state_dict())
+        assert names(second, 8 - handed_out) == whole[handed_out:]
+
+
 def test_bad_clips_are_named_counted_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
     loader = ClipLoader(Source(bad=(2, 5)), sampler(), 4)
     with caplog.at_level(logging.WARNING):
@@ -191,6 +202,15 @@ def test_videos_with_pose_files(tmp_path: Path) -> None:
     next(iter(loader))
     with pytest.raises(ValueError, match=r"poses of drive-14 must be at least 21, got 20"):
         source.clip(2)
+
+
+def test_a_zoom_is_cut_with_its_path(tmp_path: Path) -> None:
+    focal = 60.0 + torch.arange(20, dtype=torch.float64)
+    write_video_data(tmp_path, Pinhole(focal, 60.0, 48.0, 32.0, 96, 64), torch.arange(20, dtype=torch.float64) / 10)
+    source = VideoSource(read_video_rows(tmp_path / "clips.jsonl"), tmp_path, frames=7, height=16, width=24)
+    lens = source.clip(1).lens
+    assert isinstance(lens, Pinhole)
+    assert lens.fx.tolist() == pytest.approx((focal[6:20:2] / 4).tolist())
 
 
 def test_video_rows_name_what_is_missing(tmp_path: Path) -> None:

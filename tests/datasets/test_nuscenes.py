@@ -9,8 +9,10 @@ import torch
 from scenes import curved_drive, random_poses
 from torch import Tensor
 
+from merope.data.history_source import FrameLibrary
 from merope.data.json_stream import stream_objects
 from merope.data.nuscenes import NuScenes, Window, read_split
+from merope.data.retrieve import Target
 from merope.data.synth import MAP_FROM_WORLD, Drive, write_nuscenes
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
@@ -101,12 +103,13 @@ def test_windows_stay_inside_scenes_and_splits(root: Path, tmp_path: Path) -> No
         read_split(split, "test")
 
 
-def test_windows_do_not_cross_gaps_in_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gap_us", [83_333, 400_000], ids=["one lost frame", "half a second"])
+def test_windows_do_not_cross_gaps_in_time(tmp_path: Path, gap_us: int) -> None:
     write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(20), "a")], LENS)
     file = tmp_path / VERSION / "sample_data.json"
     rows = json.loads(file.read_text())
     for row in rows[10:]:
-        row["timestamp"] += 400_000
+        row["timestamp"] += gap_us
     file.write_text(json.dumps(rows))
     assert [w.start for w in NuScenes(tmp_path, VERSION).windows(count=9)] == [0, 1, 10, 11]
 
@@ -208,3 +211,20 @@ def test_stream_equals_json(tmp_path: Path, indent: int | None, monkeypatch: pyt
     file.write_text('{"a": 1}')
     with pytest.raises(ValueError, match="expected a JSON list"):
         list(stream_objects(file))
+
+
+def test_donors_of_another_shape_carry_the_lens_of_their_images(root: Path) -> None:
+    """Images of 160×90 scaled to a square: each axis of the lens by its own factor."""
+    data = NuScenes(root, VERSION)
+    library = FrameLibrary.of(data, None)
+    target = Target(
+        torch.from_numpy(data.frames.world_from_camera[:3]), "singapore-queenstown", traversal="another drive"
+    )
+    donors = library.donors(library.index.nearest(target, [0, 2]), 64, 64)
+    assert donors is not None
+    assert donors.frames.shape == (2, 64, 64, 3)
+    lens = donors.cameras.lens
+    assert isinstance(lens, Pinhole)
+    expected = (126.64 * 64 / 160, 126.64 * 64 / 90, 81.63 * 64 / 160, 49.15 * 64 / 90)
+    for values, value in zip((lens.fx, lens.fy, lens.cx, lens.cy), expected, strict=True):
+        assert values.tolist() == pytest.approx([value, value])

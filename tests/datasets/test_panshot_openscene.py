@@ -114,6 +114,18 @@ def test_openscene_poses_lens_and_frames(tmp_path: Path) -> None:
     assert isinstance(straight.lens, Pinhole)
 
 
+@pytest.mark.parametrize("count", [4, 5, 8])
+def test_openscene_keeps_every_coefficient_or_refuses(tmp_path: Path, count: int) -> None:
+    coefficients = [-0.35, 0.12, 1e-3, -2e-4, -0.02, 0.2, 0.03, 4e-3]
+    (tmp_path / "log.pkl").write_bytes(pickle.dumps(infos(2, coefficients[:count])))
+    lens = read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True).lens
+    kept = [float(getattr(lens, name)) for name in ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6")]
+    assert kept == pytest.approx(coefficients[:count] + [0.0] * (8 - count))
+    (tmp_path / "prism.pkl").write_bytes(pickle.dumps(infos(2, [*coefficients, 0.1, 0.0, 0.0, 0.0])))
+    with pytest.raises(ValueError, match=r"distortion of CAM_F0/0.png must be k1 k2 p1 p2 .* got 12 of them"):
+        read_openscene(tmp_path / "prism.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+
+
 class Harm:
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("this must not run",))

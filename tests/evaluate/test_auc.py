@@ -102,6 +102,15 @@ def test_a_vanishing_translation_is_below_no_threshold(side: int) -> None:
     assert pose_auc([errors], 180) == pytest.approx(100 * 2 / 3)
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_short_translation_has_a_direction(side: int) -> None:
+    """A tenth of a millimetre on a path of metres: slow, but not standing."""
+    clip = [straight_drive(3), straight_drive(3)]
+    clip[side] = clip[side].clone()
+    clip[side][1, 2, 3] = 1e-4
+    assert pair_errors(*clip).direction_deg.tolist() == [0.0, 0.0, 0.0]
+
+
 def test_a_static_estimate_scores_zero() -> None:
     path = curved_drive(6)
     assert pose_auc([(path, rigid(path[:, :3, :3], 0 * path[:, :3, 3]))]) == 0.0

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from scenes import PINHOLE, straight_drive
 from torch import Tensor
 
@@ -92,6 +93,11 @@ def test_a_manifest_cuts_clips_from_longer_paths(tmp_path: Path) -> None:
     assert one.trajectory().world_from_camera[:, 2, 3].tolist() == [2.0, 5.0, 8.0, 11.0]
     manifest.write_text(json.dumps(row | {"frames": 9}))
     with pytest.raises(ValueError, match="at least 27"):
+        read_commanded(manifest)[0].trajectory()
+    times_s = torch.tensor([0.0, 0.1, 0.1], dtype=torch.float64)
+    formats.write(Trajectory(straight_drive(3), True, "", times_s), tmp_path / "twice.txt", "tum")
+    manifest.write_text(json.dumps({"id": "a", "poses": "twice.txt"}))
+    with pytest.raises(ValueError, match=r"twice.txt must be increasing, got a duplicate timestamp at index 2"):
         read_commanded(manifest)[0].trajectory()
     manifest.write_text('{"id": "a"}')
     with pytest.raises(ValueError, match="line 1"):

@@ -45,6 +45,13 @@ def test_a_partial_model_that_could_lie_elsewhere_is_refused(names: tuple[str, s
         PrecomputedEstimator(tmp_path / "model")(FRAMES)
 
 
+def test_poses_that_are_not_in_order_are_refused(tmp_path: Path) -> None:
+    times_s = torch.tensor([0.0, 0.2, 0.1, 0.3, 0.4], dtype=torch.float64)
+    write(Trajectory(random_poses(5), True, "", times_s), tmp_path / "clip.txt", "tum")
+    with pytest.raises(ValueError, match=r"clip.txt must be increasing, got time running backwards at index 2"):
+        PrecomputedEstimator(tmp_path / "clip.txt")(FRAMES)
+
+
 def test_more_poses_than_frames_are_refused(tmp_path: Path) -> None:
     write(Trajectory(random_poses(6), True, ""), tmp_path / "clip.json")
     with pytest.raises(ValueError, match="6 poses for 5 frames"):

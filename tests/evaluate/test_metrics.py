@@ -255,6 +255,14 @@ def test_a_static_command_leaves_rotation_and_metres(noise_m: float) -> None:
     assert not metrics.reversed_motion
 
 
+def test_a_command_that_creeps_is_not_static() -> None:
+    creeping = straight_drive(30, step_m=0.0004)  # 11.6 mm
+    metrics = pose_metrics(creeping, scaled(creeping, 0.5))
+    assert metrics.undefined == ()
+    assert metrics.scale == pytest.approx(2.0)
+    assert metrics.tr_percent == pytest.approx(0.0, abs=1e-9)
+
+
 def test_a_path_that_returns_has_no_chord() -> None:
     out = straight_drive(5)
     path = torch.cat((out, out[:-1].flip(0)))

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +17,7 @@ from PIL import Image
 from scenes import PINHOLE, curved_drive, straight_drive
 from torch import Tensor
 
-from merope.cli import main
+from merope.cli import EXTRAS, main
 from merope.evaluate import recover as recover_module
 from merope.evaluate.estimators import ESTIMATORS
 from merope.evaluate.estimators.protocol import PoseEstimate, failed
@@ -171,6 +173,14 @@ def test_results_among_the_commanded_paths_are_no_paths(
     assert outputs(folder / out) == first
 
 
+def test_records_of_a_method_with_any_name_are_no_paths(folder: Path, stand_in: Callable[..., StandIn]) -> None:
+    stand_in()
+    commanded, videos = folder / "commanded", {"MeRoPE 5.1 (ours)": folder / "videos"}
+    for _ in range(2):
+        results = evaluate(commanded, videos, EstimatorChoice("stand-in"), commanded / "out")
+        assert kinds(results) == EXPECTED
+
+
 def test_command_line_says_how_to_go_on(
     folder: Path, stand_in: Callable[..., StandIn], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,3 +261,22 @@ def test_thumbnails_are_the_frames_of_the_papers_figures(tmp_path: Path) -> None
     write_clip(tmp_path / "a.mp4", frames=5)
     frames, count = decode(tmp_path / "a.mp4", 3)
     assert (frames.shape, count) == ((3, 32, 64, 3), 5)
+
+
+def test_a_missing_package_ends_the_run_and_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_path(tmp_path / "commanded/clip.json", curved_drive(FRAMES))
+    write_clip(tmp_path / "videos/clip.mp4")
+    monkeypatch.setitem(sys.modules, "pycolmap", None)  # importing it raises ModuleNotFoundError
+    recover_module.built.cache_clear()
+    folders = ["--commanded", str(tmp_path / "commanded"), "--videos", str(tmp_path / "videos")]
+    command = ["evaluate", *folders, "--estimator", "colmap", "--workers", "1", "--out", str(tmp_path / "report")]
+    assert main(command) == 2
+    assert "pycolmap is not installed: pip install 'merope[eval]'" in capsys.readouterr().err
+    assert not (tmp_path / "report" / "results.json").exists()
+
+
+def test_every_extra_that_a_message_names_exists() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert set(EXTRAS.values()) <= set(project["optional-dependencies"])

@@ -8,15 +8,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from scenes import curved_drive
+from scenes import PINHOLE, curved_drive
 
 from merope.cli import main
+from merope.data import formats
+from merope.data.trajectory import Trajectory
 from merope.evaluate.discover import ClipName, match, read_commanded
 from merope.evaluate.record import Record
 from merope.evaluate.recover import EstimatorChoice
 from merope.evaluate.results import EVERYTHING, IN_COMMON, measure
 from merope.evaluate.run import Task, _in_processes, evaluate
 from tests.evaluate.clip_files import FRAMES, kinds, outputs, write_clip, write_path
+
+
+@pytest.mark.parametrize("command_is_metric", [True, False])
+def test_errors_in_metres_need_a_command_in_metres(tmp_path: Path, command_is_metric: bool) -> None:
+    path = Trajectory(curved_drive(FRAMES), command_is_metric, "made by a test", lens=PINHOLE)
+    (tmp_path / "commanded").mkdir()
+    formats.write(path, tmp_path / "commanded/a.json")
+    write_clip(tmp_path / "videos/a.mp4")
+    write_path(tmp_path / "estimates/a.json", curved_drive(FRAMES, yaw_step_rad=0.08))
+    given = tmp_path / "commanded", {"ours": tmp_path / "videos"}, EstimatorChoice("precomputed"), tmp_path / "out"
+    (clip,) = evaluate(*given, estimates=tmp_path / "estimates").clips
+    assert clip.metrics is not None
+    assert (clip.metrics.ate_m is not None) == command_is_metric
+    assert (clip.metrics.metric_tr_percent is not None) == command_is_metric
 
 
 @pytest.fixture

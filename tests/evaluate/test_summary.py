@@ -77,6 +77,15 @@ def test_the_interval_covers_the_mean_of_a_known_distribution() -> None:
     assert np.mean(widths) == pytest.approx(2 * 1.96 * 2 / math.sqrt(40), rel=0.08)
 
 
+def test_the_interval_leaves_out_as_much_on_either_side() -> None:
+    """Resampled means of many clips are normal: 2.5 % lie 1.96 standard errors below the mean, and as many above."""
+    values = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    interval = bootstrap_ratio(values, torch.ones_like(values), seed=0)
+    error = float(values.std(correction=0)) / math.sqrt(2000)
+    assert (interval.mean - interval.low) / error == pytest.approx(1.96, abs=0.1)
+    assert (interval.high - interval.mean) / error == pytest.approx(1.96, abs=0.1)
+
+
 def test_pooled_intervals_resample_clips_not_pairs() -> None:
     """Pairs of a clip are as one: ten clips that hit or miss entirely leave the AUC uncertain by tens of percent."""
     hit, missed = torch.zeros(1000, dtype=torch.float64), torch.full((1000,), 90.0, dtype=torch.float64)

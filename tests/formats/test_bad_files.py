@@ -23,6 +23,7 @@ BAD_TEXTS = [
     ("re10k", f"url\n{RE10K_LINE}\n{RE10K_LINE[:-9]}\n", r"path:3 must be 19 numbers \(time fx .*\), got 14 of them"),
     ("re10k", f"url\n{RE10K_LINE}\n\n{RE10K_LINE[:-1]}x\n", r"path:4 must be 19 numbers .* got 'x'"),
     ("re10k", f"url\n{RE10K_LINE}\n{RE10K_LINE[:-1]}nan\n", r"path:3 must be finite"),
+    ("re10k", "# url\n", r"path must be lines of time fx .* got no line of data"),
     ("re10k", "url\n", r"path must be lines of time fx .* got no line of data"),
     ("re10k", f"url\n{RE10K_LINE.replace('1 0 0 0 0 1', '2 0 0 0 0 1')}\n", r"path:2\[.*must be rotations"),
     ("kitti", "1 0 0 0 0 1 0 0 0 0 1 0\n1 0 0 0 0 1 0 0\n", r"path:2 must be 12 numbers"),

@@ -101,6 +101,18 @@ def test_points_may_be_listed_or_blank(tmp_path: Path) -> None:
     assert torch.equal(formats.read(tmp_path).world_from_camera, blank)
 
 
+@pytest.mark.parametrize("name", ["image 10.png", "a b c", "10"])
+def test_images_without_their_lines_of_points_are_refused(tmp_path: Path, name: str) -> None:
+    """They would be taken for the points of the image above: every other pose would be lost without a word."""
+    (tmp_path / "cameras.txt").write_text("3 PINHOLE 640 480 500 500 320 240\n")
+    rows = [f"{k} 1 0 0 0 0 0 {k} 3 {name}{k}\n" for k in range(4)]
+    (tmp_path / "images.txt").write_text("".join(rows))
+    with pytest.raises(ValueError, match=r"images.txt:2 must be the 2-D points .* put a blank line after every image"):
+        formats.read(tmp_path)
+    (tmp_path / "images.txt").write_text("\n".join(rows))
+    assert formats.read(tmp_path).count == 4
+
+
 def test_models_without_a_lens_of_ours_and_mixed_models_are_refused(tmp_path: Path) -> None:
     write_with_pycolmap(tmp_path, "PINHOLE")
     cameras, images = tmp_path / "cameras.txt", tmp_path / "images.txt"

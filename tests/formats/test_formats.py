@@ -175,6 +175,24 @@ def test_nerfstudio_keeps_distortion(tmp_path: Path, name: str) -> None:
     assert lens_difference(lens, LENSES[name]) < 1e-12
 
 
+@pytest.mark.parametrize("is_per_frame", [False, True])
+def test_instant_ngp_says_fisheye_in_its_own_way(tmp_path: Path, is_per_frame: bool) -> None:
+    formats.write(replace(random_trajectory("nerfstudio"), lens=LENSES["fisheye"]), tmp_path / "t.json", "nerfstudio")
+    document = json.loads((tmp_path / "t.json").read_text())
+    del document["camera_model"]
+    for place in document["frames"] if is_per_frame else [document]:
+        place["is_fisheye"] = True
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    lens = formats.read(tmp_path / "t.json").lens
+    assert isinstance(lens, KannalaBrandt)
+    assert lens_difference(lens, LENSES["fisheye"]) < 1e-12
+    if is_per_frame:
+        document["frames"][0]["is_fisheye"] = False
+        (tmp_path / "t.json").write_text(json.dumps(document))
+        with pytest.raises(ValueError, match=r"is_fisheye must be the same in all frames"):
+            formats.read(tmp_path / "t.json")
+
+
 def test_blender_angle_is_horizontal(tmp_path: Path) -> None:
     path = tmp_path / "transforms_train.json"
     path.write_text(FILES["blender"])

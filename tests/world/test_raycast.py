@@ -21,10 +21,10 @@ from torch import Tensor
 
 from merope.data.raycast import (
     box_interval,
+    ellipsoid_interval,
+    first_surface,
     nearest,
     pairs_in_reach,
-    ray_box,
-    ray_ellipsoid,
     ray_plane,
     seen_solids,
     turned_into,
@@ -62,7 +62,7 @@ def test_plane_is_exact(seed: int) -> None:
 def test_box_is_exact(seed: int) -> None:
     origin, half = random(3, 500, seed=seed, low=-6, high=6), random(3, 500, seed=seed + 1, low=0.05, high=4)
     ray = directions(500, seed + 2)
-    assert_equal_distances(ray_box(origin, ray, half), box_by_faces(origin, ray, half), 1e-12)
+    assert_equal_distances(first_surface(*box_interval(origin, ray, half)), box_by_faces(origin, ray, half), 1e-12)
 
 
 @given(seeds)
@@ -70,7 +70,7 @@ def test_ellipsoid_is_exact(seed: int) -> None:
     origin, radii = random(3, 500, seed=seed, low=-6, high=6), random(3, 500, seed=seed + 1, low=0.3, high=4)
     ray = directions(500, seed + 2)
     expected = ellipsoid_by_quadratic(origin, ray, radii)
-    ours = ray_ellipsoid(origin, ray, radii)
+    ours = first_surface(*ellipsoid_interval(origin, ray, radii))
     skimming = ours.isinf() != expected.isinf()  # tangents: rounding decides
     assert int(skimming.sum()) <= 1
     assert_equal_distances(ours[~skimming], expected[~skimming], 1e-6)
@@ -83,12 +83,10 @@ def test_nearest_names_the_solid_that_is_hit() -> None:
     seen = seen_solids(towards, solids.half_m, solids.yaw_rad, solids.present, dtype=torch.float64)
     pairs = pairs_in_reach(seen, range(solids.boxes), box_interval, rays[:, None])
     distance, index = nearest(seen, box_interval, pairs, rays)
-    each = torch.stack(
-        [
-            ray_box(seen.origin[:, [n]].expand_as(rays), turned_into(seen.yaw_cos_sin[:, [n]], rays), seen.half[:, [n]])
-            for n in range(solids.boxes)
-        ]
-    )
+    each = torch.empty(solids.boxes, rays.shape[1], dtype=torch.float64)
+    for n in range(solids.boxes):
+        origin, turned = seen.origin[:, [n]].expand_as(rays), turned_into(seen.yaw_cos_sin[:, [n]], rays)
+        each[n] = first_surface(*box_interval(origin, turned, seen.half[:, [n]]))
     each[~solids.present[0, : solids.boxes]] = math.inf
     best, expected = each.min(dim=0)
     assert_equal_distances(distance, best, 1e-12)

@@ -9,12 +9,14 @@ not inverted, turn it to −1. Hand-held paths that wander (spread above 0.03) g
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from merope.data.trajectory import Trajectory
+from merope.errors import invalid
 from merope.geometry.poses import inverse
 from merope.geometry.trajectories import jumps, time_problem
 
@@ -68,6 +70,13 @@ def validate(trajectory: Trajectory) -> list[Finding]:
     if convention is None or convention.severity == "warning":
         findings += [_unit_finding(trajectory, times_s), _jump_finding(trajectory, times_s)]
     return [finding for finding in findings if finding is not None]
+
+
+def require_increasing_times(trajectory: Trajectory, place: Path | str) -> None:
+    """Refuse a path that is to be paired with frames, which are in order, and whose own times are not."""
+    problem = None if trajectory.timestamps_s is None else time_problem(trajectory.timestamps_s)
+    if problem is not None:
+        raise invalid(f"times in {place}", "increasing", problem, "drop repeated poses and sort by time")
 
 
 def _time_finding(problem: str | None) -> Finding | None:

@@ -149,8 +149,16 @@ def _image_headers(path: Path) -> list[tuple[str, list[float], str]]:  # place, 
         if len(words) < 10:
             raise invalid(place, f"{IMAGE_LAYOUT} NAME", "no image name", CUT_OFF)
         headers.append((place, values, words[9].strip()))
-        next(lines, None)  # the 2-D points
+        _check_points(path, *next(lines, (number + 1, "")))
     return headers
+
+
+def _check_points(path: Path, number: int, text: str) -> None:
+    """Refuse another image where the 2-D points of one belong: it would be skipped as if it were points."""
+    words = text.split()
+    if len(words) % 3 or as_numbers(words[-1:]) is None:
+        expected = "the 2-D points (X Y POINT3D_ID …) of the image above, or blank"
+        raise invalid(f"{path}:{number}", expected, repr(text[:60]), "put a blank line after every image")
 
 
 def _lens(folder: Path, cameras: Sequence[Camera]) -> Lens:

@@ -108,7 +108,7 @@ def _number(path: Path, document: object, frame: object, key: str, default: floa
 
 
 def _nerfstudio_lens(path: Path, document: object, frames: Sequence[object]) -> Lens:
-    model = str(document.get("camera_model", "OPENCV")) if isinstance(document, Mapping) else ""
+    model = _camera_model(path, document, frames)
     sizes = {tuple(int(_number(path, document, frame, key)) for key in ("w", "h")) for frame in frames}
     if len(sizes) > 1:
         raise invalid(f"{path} w, h", "one image size", sorted(sizes)[:4], "split the file by camera")
@@ -134,6 +134,17 @@ def _nerfstudio_lens(path: Path, document: object, frames: Sequence[object]) -> 
     if not any(bool(value.any()) for value in distortion):
         return Pinhole(*focal_and_centre)
     return BrownConrady(*focal_and_centre, *distortion)
+
+
+def _camera_model(path: Path, document: object, frames: Sequence[object]) -> str:
+    """nerfstudio's camera_model, or what instant-ngp's is_fisheye, of the file or of its frames, says instead."""
+    if isinstance(document, Mapping) and "camera_model" in document:
+        return str(document["camera_model"])
+    places = [{**document, **frame} for frame in frames if isinstance(document, Mapping) and isinstance(frame, Mapping)]
+    kinds = {bool(place.get("is_fisheye", False)) for place in places}
+    if len(kinds) > 1:
+        raise invalid(f"{path} is_fisheye", "the same in all frames", sorted(kinds), "split the file by camera")
+    return "OPENCV_FISHEYE" if True in kinds else "OPENCV"
 
 
 def _mentions(document: object, frames: Sequence[object], key: str) -> bool:

@@ -42,6 +42,7 @@ def matches(sample: Sample) -> bool:
 def read(path: Path, image_size: tuple[int, int] = IMAGE_SIZE) -> Trajectory:
     """A path in SfM units. image_size: (width, height) of the video, by which the file's intrinsics are normalised."""
     lines = list(data_lines(path))
+    require_rows(path, lines, LAYOUT)
     title = ""
     if as_numbers(lines[0][1].split()) is None:
         title = lines.pop(0)[1].removeprefix(OUR_TITLE)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from merope.data.formats import read
+from merope.data.formats.checks import require_increasing_times
 from merope.data.trajectory import Trajectory
 from merope.errors import invalid
 from merope.evaluate.estimators.protocol import PoseEstimate, check_frames
@@ -34,6 +35,7 @@ class PrecomputedEstimator:
     def __call__(self, frames: Tensor, lens: Lens | None = None) -> PoseEstimate:  # uint8 [T, H, W, 3]
         check_frames(frames, None)
         trajectory = read(self.path, self.format, is_metric=self.is_metric)
+        require_increasing_times(trajectory, self.path)
         index = self._frames_of(trajectory, len(frames))
         asked = index < len(frames)
         poses = torch.eye(4, dtype=torch.float64).repeat(len(frames), 1, 1)
