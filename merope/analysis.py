@@ -137,12 +137,6 @@ def analyse(transformer: Any, **inputs: Any) -> Analysis:
     return record.analysis()
 
 
-def modulation_amplitude(transformer: Any, **inputs: Any) -> dict[int, float]:
-    """Of every camera block ‖camera residual‖ / ‖self-attention output‖, in one forward with these arguments."""
-    analysis = analyse(transformer, **inputs)
-    return dict(zip(analysis.blocks, analysis.amplitude.tolist(), strict=True))
-
-
 def branch_mass(
     processor: CameraAttention,
     hidden: Tensor,  # [B, N, width]

@@ -10,6 +10,14 @@ from merope.commands.demo import add_demo, add_growth
 from merope.commands.evaluation import add_evaluate, add_fidelity
 from merope.commands.models import add_analyse, add_generate, add_train
 
+EXTRAS = {
+    **dict.fromkeys(("diffusers", "transformers", "accelerate", "ftfy"), "wan"),
+    **dict.fromkeys(("av", "PIL", "scipy", "sklearn", "threadpoolctl", "numba"), "data"),
+    **dict.fromkeys(("cv2", "pycolmap"), "eval"),
+    "matplotlib": "plot",
+}
+"""Modules that commands import and the core does without, and the extra of pyproject.toml that brings each."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit status."""
@@ -35,6 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:  # something to be mended by the user, not a fault of the program
         print(f"merope: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        print(f"merope: {module} is not installed: pip install 'merope[{EXTRAS[module]}]'", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # commands that keep or leave something say so themselves
+        print("\nmerope: stopped", file=sys.stderr)
+        return 130
 
 
 def _add_taxonomy(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attach, detach
-from merope.analysis import analyse, modulation_amplitude, recording, watch_sampling
+from merope.analysis import analyse, recording, watch_sampling
 from merope.cli import main
 from merope.data import formats
 from merope.data.trajectory import Trajectory
@@ -39,6 +39,12 @@ def seen_by(processor: Any) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     processor.register_forward_pre_hook(lambda m, args: calls.append(args))
     return calls
+
+
+def modulation_amplitude(transformer: Any, **inputs: Any) -> dict[int, float]:
+    """Of every camera block ‖camera residual‖ / ‖self-attention output‖, in one forward with these arguments."""
+    analysis = analyse(transformer, **inputs)
+    return dict(zip(analysis.blocks, analysis.amplitude.tolist(), strict=True))
 
 
 class TestAmplitude:

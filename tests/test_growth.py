@@ -23,6 +23,8 @@ def test_growth(growth: Path) -> None:
     assert by_method["gta"][-1]["value_norm"] > 3000
     assert all(abs(row["value_norm"] - 1) < 1e-12 and row["largest_logit"] <= 1 for row in by_method["merope"])
     assert all(0.9 < row["logit"] < 1.1 for row in by_method["merope"])
+    assert by_method["gta"][-1]["largest_logit"] > 1  # orthogonal operators cannot reach it
+    assert [by_method["gta"][k]["logit"] for k in (0, 3, 5)] == pytest.approx([0.99, 34.7, 3473], rel=5e-3)
 
 
 def test_attention_mass(growth: Path) -> None:
@@ -33,6 +35,9 @@ def test_attention_mass(growth: Path) -> None:
     assert all(sum(shares) == pytest.approx(1) for curves in mass.values() for shares in curves.values())
     assert far["gta"][200] > 3 * far["gta"][1]
     assert max(far["merope"].values()) < 0.25
+    published = {"gta": [0.23, 0.78, 0.79], "merope": [0.18, 0.16, 0.19]}  # docs/reproduce.md: at 1, 50 and 200 m
+    for method, shares in published.items():
+        assert [far[method][length_m] for length_m in (1, 50, 200)] == pytest.approx(shares, abs=0.006)
 
 
 def test_pictures(growth: Path) -> None:

@@ -45,6 +45,15 @@ def test_command_prints_and_succeeds(
     assert "merope" in capsys.readouterr().out
 
 
+def test_ctrl_c_is_a_line_and_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(taxonomy, "measure", interrupted)
+    assert main(["taxonomy"]) == 130
+    assert capsys.readouterr().err.endswith("merope: stopped\n")
+
+
 def test_command_fails_on_a_contradiction(
     rows: list[taxonomy.Properties], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

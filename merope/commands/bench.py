@@ -65,15 +65,19 @@ def _world(options: argparse.Namespace) -> int:
 
 def add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, metavar="DIR", help="folder of merope bench world --results")
-    parser.add_argument("--against", default="merope", metavar="ROW", help="row that the others are compared with")
+    parser.add_argument("--against", metavar="ROW", help="row that the others are compared with (merope)")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="file, or page with markers, that gets the tables")
     parser.set_defaults(run=_table)
 
 
 def _table(options: argparse.Namespace) -> int:
     from merope.bench.world_table import read_rows, tables, write_tables
+    from merope.errors import invalid
 
-    text = tables(read_rows(options.results), options.against)
+    rows, against = read_rows(options.results), options.against
+    if against is not None and against not in rows:
+        raise invalid("--against", f"a row of {options.results}", repr(against), f"it has {', '.join(rows)}")
+    text = tables(rows, against or "merope")
     if options.out is None:
         print(text)
     else:

@@ -272,7 +272,21 @@ def test_the_command_prints_or_writes_tables(tmp_path: Path, capsys: pytest.Capt
     assert "**merope**" in out.read_text()
 
 
-@pytest.mark.parametrize(("page", "folder"), [("world-benchmark", "world"), ("world-first-drives", "world-first-drives")])
+@pytest.mark.parametrize(
+    ("page", "folder"), [("world-benchmark", "world"), ("world-first-drives", "world-first-drives")]
+)
 def test_pages_show_what_the_results_say(page: str, folder: str) -> None:
     shown = (CONFIGS.parents[1] / "docs" / f"{page}.md").read_text().split(BEGIN)[1].split(END)[0]
     assert shown.strip() == tables(read_rows(CONFIGS.parents[1] / "benchmarks" / "results" / folder)).strip()
+
+
+def test_a_row_to_compare_with_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_result(tmp_path, "gta", 0, 2.0)
+    parser = argparse.ArgumentParser()
+    add_bench(parser)
+    options = parser.parse_args(["table", str(tmp_path), "--against", "raynvoa"])
+    with pytest.raises(ValueError, match=r"--against must be a row .* got 'raynvoa'; it has gta"):
+        options.run(options)
+    options = parser.parse_args(["table", str(tmp_path)])  # no MeRoPE to compare with, and nobody asked for one
+    assert options.run(options) == 0
+    assert "gta" in capsys.readouterr().out

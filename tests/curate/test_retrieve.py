@@ -244,8 +244,9 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(ValueError, match=match):
             make()
     index, target = HistoryIndex(table_of({"a": poses})), Target(poses, "town", "b")
-    with pytest.raises(ValueError, match="asked must be frames of the clip"):
-        index.nearest(target, [0, 2])
+    for asked in ([0, 2], [-1, 1], []):
+        with pytest.raises(ValueError, match="asked must be frames of the clip"):
+            index.nearest(target, asked)
     with pytest.raises(ValueError, match="conflict_rate must be a probability"):
         index.retrieve(target, 1, torch.Generator(), conflict_rate=1.5)
     nan = poses.clone()
