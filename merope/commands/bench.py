@@ -50,9 +50,13 @@ def _world(options: argparse.Namespace) -> int:
 
     config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
     tests = benchmark_tests(options.worlds, options.stretch)
-    with scoring_pool(options.workers) as pool:
-        scorer = Scorer(pool, options.results)
-        finished = run_rows([config], tests, scorer, options.until)
+    try:
+        with scoring_pool(options.workers) as pool:
+            scorer = Scorer(pool, options.results)
+            finished = run_rows([config], tests, scorer, options.until)
+    except KeyboardInterrupt:  # while it generates or scores; training ends by itself
+        print("\nmerope: stopped; finished stages are kept, the same command goes on after them", file=sys.stderr)
+        return 130
     if not finished:
         why = "stopped, or another process is making the row"
         print(f"merope: {why}; the same command goes on from there", file=sys.stderr)

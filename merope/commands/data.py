@@ -62,7 +62,7 @@ def _curate(options: argparse.Namespace) -> int:
 
 def add_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", choices=("nuscenes",), default="nuscenes")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the data set")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the data set, new or empty")
     parser.add_argument("--version", default="v1.0-mini", help="folder of tables inside it")
     parser.add_argument("--scenes", type=int, default=2)
     parser.add_argument("--frames", type=int, default=60, help="frames of a scene, at 12 Hz")

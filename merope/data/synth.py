@@ -41,10 +41,15 @@ class Drive:
 
 
 def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, height: int, width: int, seed: int) -> None:
-    """A data set of random drives through procedural streets, one world a scene, in nuScenes' layout."""
+    """A data set of random drives through procedural streets, one world a scene, in nuScenes' layout.
+
+    `root` is new or empty: what another data set left there is neither replaced nor mixed in.
+    """
     for name, value, least in (("scenes", scenes, 1), ("frames", frames, 2)):
         if value < least:
             raise invalid(name, f"at least {least}", value, "a data set has scenes, and scenes move")
+    if root.exists() and any(root.iterdir()):  # versions share images by name: another's would show other streets
+        raise invalid("out", "a new or empty folder", f"{root}, which holds files", "name another, or delete it first")
     lens = Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)  # 65° like nuScenes
     drives, worlds = [], []
     for number in range(scenes):

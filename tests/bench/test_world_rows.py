@@ -344,3 +344,15 @@ def test_the_command_runs_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "a run with the same settings" in capsys.readouterr().err
     assert main([*arguments, "--stretch", "0"]) == 2
     assert "stretch must be positive" in capsys.readouterr().err
+
+
+def test_a_command_that_is_stopped_after_training_says_that_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(world_rows, "generate_row", stopped)
+    arguments = ["bench", "world", str(TINY), "--set", f"run.out={tmp_path / 'x'}", "--set", "run.steps=1"]
+    assert main([*arguments, "--set", "run.validation_clips=0", "--workers", "1"]) == 130
+    assert "finished stages are kept, the same command goes on" in capsys.readouterr().err

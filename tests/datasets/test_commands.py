@@ -37,6 +37,13 @@ def test_synth_writes_a_readable_data_set(synthetic: Path) -> None:
     assert not torch.equal(clip.frames[0], clip.frames[-1])
 
 
+def test_synth_leaves_a_folder_with_files_alone(synthetic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {file: file.read_bytes() for file in synthetic.rglob("*") if file.is_file()}
+    assert main(["data", "synth", "--out", str(synthetic), "--version", "v1.0-other", "--scenes", "1"]) == 2
+    assert "out must be a new or empty folder" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in synthetic.rglob("*") if file.is_file()} == before
+
+
 def test_curate_windows_of_a_data_set(synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--version", "v1.0-mini", "--frames", "5", "--clusters", "2", "--out", str(tmp_path)]
     assert main(["curate", "--nuscenes", str(synthetic), *options]) == 0

@@ -192,6 +192,13 @@ def test_a_lens_that_the_format_cannot_hold_is_refused(tmp_path: Path, format: s
         formats.write(replace(random_trajectory(format), lens=LENSES[lens]), tmp_path / "a", format)
 
 
+@pytest.mark.parametrize("format", ["re10k", "colmap", "nerfstudio", "blender"])
+def test_a_missing_lens_is_asked_for_and_nothing_is_left_behind(tmp_path: Path, format: str) -> None:
+    with pytest.raises(ValueError, match=f"lens must be given for {format}, got None; read the path with lens="):
+        formats.write(replace(random_trajectory(format), lens=None), tmp_path / "path", format)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_and_broken_times_are_refused(tmp_path: Path) -> None:
     trajectory = random_trajectory("tum")
     with pytest.raises(ValueError, match=r"trajectory.timestamps_s must be given for tum"):

@@ -25,17 +25,20 @@ class Format:
     read: Callable[..., Trajectory]
     write: Callable[..., None]
     only_metric: bool  # the format means metres and has no place to say otherwise
+    needs_lens: bool = False  # to be written
 
 
 FORMATS: dict[str, Format] = {
     "merope": Format(own.matches, own.read, own.write, only_metric=False),
-    "re10k": Format(re10k.matches, re10k.read, re10k.write, only_metric=False),
+    "re10k": Format(re10k.matches, re10k.read, re10k.write, only_metric=False, needs_lens=True),
     "kitti": Format(odometry.matches_kitti, odometry.read_kitti, odometry.write_kitti, only_metric=True),
     "tum": Format(odometry.matches_tum, odometry.read_tum, odometry.write_tum, only_metric=True),
     "euroc": Format(odometry.matches_euroc, odometry.read_euroc, odometry.write_euroc, only_metric=True),
-    "colmap": Format(colmap.matches, colmap.read, colmap.write, only_metric=False),
-    "nerfstudio": Format(nerf.matches_nerfstudio, nerf.read_nerfstudio, nerf.write_nerfstudio, only_metric=False),
-    "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, only_metric=False),
+    "colmap": Format(colmap.matches, colmap.read, colmap.write, only_metric=False, needs_lens=True),
+    "nerfstudio": Format(
+        nerf.matches_nerfstudio, nerf.read_nerfstudio, nerf.write_nerfstudio, only_metric=False, needs_lens=True
+    ),
+    "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, only_metric=False, needs_lens=True),
     "recammaster": Format(recammaster.matches, recammaster.read, recammaster.write, only_metric=True),
     "panshot": Format(panshot.matches, panshot.read, panshot.write, only_metric=False),
 }
@@ -76,6 +79,9 @@ def write(trajectory: Trajectory, path: Path | str, format: str = "merope", **op
     if chosen.only_metric and not trajectory.is_metric:
         fix = "scale it to metres and say so with dataclasses.replace(trajectory, is_metric=True), or write merope JSON"
         raise invalid("trajectory.is_metric", f"True for {format}, which means metres", False, fix)
+    if chosen.needs_lens and trajectory.lens is None:
+        fix = "read the path with lens=…, or write merope JSON, which does without"
+        raise invalid("trajectory.lens", f"given for {format}", None, fix)
     times_s = trajectory.timestamps_s
     if times_s is not None and not bool(torch.isfinite(times_s).all()):
         bad = int((~torch.isfinite(times_s)).nonzero()[0])
