@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from adapters.wan_models import TINY_MEROPE, cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 from diffusers import WanPipeline
+from matplotlib.colors import to_rgba
 from PIL import Image
 from scenes import PINHOLE, curved_drive, random_poses
 from tiny_pipelines import HEIGHT, LENS, WIDTH, dice, drive, tiny_pipeline
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attach, detach
-from merope.analysis import analyse, recording, watch_sampling
+from merope.analysis import RED, Analysis, _by_distance, analyse, draw_amplitude, recording, watch_sampling
 from merope.cli import main
 from merope.data import formats
 from merope.data.trajectory import Trajectory
@@ -177,6 +179,31 @@ def test_a_sampling_runs_from_noise_to_no_noise() -> None:
     assert times == sorted(times, reverse=True)
     assert times[0] == 1000.0
     assert times[-1] > 0
+
+
+def test_a_sampling_takes_eulers_steps_between_the_shifted_levels() -> None:
+    transformer, seen = branched(), []
+    transformer.register_forward_hook(lambda m, args, out: seen.append((args[0], float(args[1][0]), out[0])))
+    watch_sampling(transformer, cameras(), tiny_inputs()["hidden_states"], steps=3)
+    levels = [1.0, 10 / 11, 5 / 7]  # 5u / (1 + 4u) of u = 1, 2/3, 1/3
+    assert [time for _, time, _ in seen] == pytest.approx([1000.0 * level for level in levels])
+    steps = torch.tensor(levels).diff()
+    for ((latents, _, velocity), (next_latents, _, _)), step in zip(pairwise(seen), steps, strict=True):
+        assert torch.allclose(next_latents, latents + step * velocity, atol=1e-6)
+
+
+def test_the_picture_marks_the_two_largest_blocks_and_says_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file: drawn.append(figure.axes[0]))
+    nothing = torch.zeros(3, 2, 2)
+    draw_amplitude(Analysis((0, 2, 5), 6, torch.tensor([1.0, 6.0, 3.0]), nothing, nothing, 1), Path("amplitude.png"))
+    assert [bar.get_facecolor() == to_rgba(RED) for bar in drawn[0].patches] == [False, True, True]
+    assert "two largest blocks have 90% of it" in drawn[0].get_title()
+
+
+def test_mass_by_distance_counts_frames_before_and_after() -> None:
+    mass = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.0, 0.3, 0.7]])
+    assert _by_distance(mass).tolist() == pytest.approx([0.6, 0.25, 0.1])
 
 
 def test_what_cannot_be_watched() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scenes import curved_drive, random_rotations, straight_drive
 from torch import Tensor
 
-from merope.birdseye import PATH_COLOURS, birdseye_image, birdseye_svg
+from merope.birdseye import GRID_SPACING_PX, PATH_COLOURS, _dashes, birdseye_image, birdseye_svg
 from merope.geometry.poses import rigid
 from merope.geometry.trajectories import turn_by
 
@@ -80,6 +80,7 @@ def test_everything_is_inside_and_the_scale_bar_is_true(extent_m: float, angle_r
     length_m = float(label.removesuffix(" m"))
     assert bar[2][0] - bar[1][0] == pytest.approx(length_m * px_per_m, abs=0.4, rel=0.01)
     assert re.fullmatch(r"[125]", f"{length_m:e}"[0])
+    assert GRID_SPACING_PX - 0.4 < bar[2][0] - bar[1][0] < 2.5 * GRID_SPACING_PX + 0.4  # 5 is 2.5 times 2
     columns = sorted({round(line[0][0], 1) for line in lines_of(svg, "grid")[0] if line[0][0] == line[1][0]})
     for a, b in pairwise(columns):
         assert b - a == pytest.approx(length_m * px_per_m, abs=0.4, rel=0.01)
@@ -90,6 +91,15 @@ def test_first_path_is_solid_and_the_others_are_dashed() -> None:
     paths = {name: [p for p in root.iter(f"{SVG}path") if p.get("class") == name] for name in ("path-0", "path-1")}
     assert paths["path-0"][0].get("stroke-dasharray") is None
     assert paths["path-1"][0].get("stroke-dasharray") is not None
+
+
+def test_dashes_go_to_the_end_and_around_corners() -> None:
+    corner = [(0.0, 0.0), (12.0, 0.0), (12.0, 12.0)]
+    assert list(_dashes(corner, 5.0)) == [
+        [(0.0, 0.0), (5.0, 0.0)],
+        [(10.0, 0.0), (12.0, 0.0), (12.0, 3.0)],
+        [(12.0, 8.0), (12.0, 12.0)],
+    ]
 
 
 def test_arrowheads_point_where_the_camera_looks() -> None:
@@ -112,6 +122,12 @@ def test_words_and_legend_are_escaped() -> None:
     assert "ends 12 m ahead and 3 m to the left" in root.attrib["aria-label"]
     assert name in root.attrib["aria-label"]
     assert name in [text.text for text in root.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize(("yaw_rad", "words"), [(0.6, "heading 34° right"), (-0.6, "heading 34° left")])
+def test_words_say_where_the_camera_looks_in_the_end(yaw_rad: float, words: str) -> None:
+    root = ElementTree.fromstring(birdseye_svg({"a": turn_by(straight_drive(20), yaw_rad, 5)}))
+    assert words in root.attrib["aria-label"]
 
 
 @pytest.mark.parametrize("path", [straight_drive(1), straight_drive(4, step_m=0.0), straight_drive(3, step_m=1e-9)])

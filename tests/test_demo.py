@@ -207,14 +207,20 @@ def test_what_the_model_has_not_seen_is_said() -> None:
         torch.tensor([[0.0, 0, 0], [0, 0, -0.1], [0, 0.1, 0]], dtype=torch.float64)
     )
     fast = unicycle_path(torch.full((12,), 30.0), torch.full((12,), 1.0), 4.0)
+    slow, *near_the_limits = (
+        unicycle_path(torch.full((12,), speed), torch.zeros(12), 4.0) for speed in (1.0, 1.9, 16.0)
+    )
     said = {
         "nothing": beyond_training(GivenPath(path=drive), TRAINED),
         "three": beyond_training(WorldTest(), TRAINED),
         "lens": beyond_training(WorldTest(), LENSES["fisheye"]),
         "tilt": beyond_training(GivenPath(path=tilted), TRAINED),
         "fast": beyond_training(GivenPath(path=fast), TRAINED),
+        "slow": beyond_training(GivenPath(path=slow), TRAINED),
     }
     assert said["nothing"] == said["three"] == []
+    assert [beyond_training(GivenPath(path=path), TRAINED) for path in near_the_limits] == [[], []]
+    assert ["1.0 to 1.0 m/s; the model has seen 2 to 15" in note for note in said["slow"]] == [True]
     assert ["fisheye" in note for note in said["lens"]] == [True]
     assert ["tilts by 6°" in note for note in said["tilt"]] == [True]
     assert ["29.9 m/s" in said["fast"][0], "57°/s" in said["fast"][1]] == [True, True]  # chords of the arcs

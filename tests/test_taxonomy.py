@@ -29,6 +29,7 @@ def test_numbers_behind_the_answers(rows: list[taxonomy.Properties]) -> None:
     assert {row.name for row in rows if row.groups > 1} == {"urope", "rayrope", "crepe", "merope"}
     for row in rows:
         grows = row.name in ("cape", "gta", "prope", "ucpe")
+        assert (row.norm_defect > 1e3) == grows  # at 10 km
         assert row.logit_exponent == pytest.approx(1.0 if grows else 0.0, abs=0.1)
         transforms_values = row.name != "cape"  # which acts on logits only
         assert row.value_exponent == pytest.approx(1.0 if grows and transforms_values else 0.0, abs=0.1)

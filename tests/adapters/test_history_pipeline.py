@@ -86,7 +86,9 @@ class TestPipeline:
         for history, message in (
             (self.frames(frames=video(2, height=16, width=16)), r"history.frames.*64×32"),
             (self.frames(cameras=Cameras(poses, small)), r"history.cameras.lens.*64×32"),
+            (self.frames(frames=video(2, height=64, width=32)), r"history.frames.*64×32.*got 32×64"),
             (self.frames(matched=(1, 4)), r"history.matched.*\[0, 4\)"),
+            (self.frames(matched=(-1, 3)), r"history.matched.*\[0, 4\)"),
             (self.frames(matched=(1, 2, 3)), r"history.times.*2 references"),
             (self.frames(frames=video(3)), r"history.cameras.*3 references"),
             (self.frames(frames=video(2).float()), r"history.frames.*uint8"),

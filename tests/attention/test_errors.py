@@ -96,6 +96,7 @@ CASES = {
     "empty": (attend(lambda a: a.update({n: a[n][:0] for n in "qkv"})), "q.*not empty.*\\[0, 2, 18, 128\\]"),  # type: ignore[index]
     "budget": (attend(lambda a: a.update(memory_budget=1e9)), "memory_budget.*int.*1000000000"),
     "operator": (lambda: MeRoPE().plan(Cameras(random_poses(1), PINHOLE), GRID).operator(-1, 0), "query_token.*0 … 5"),
+    "operator end": (lambda: MeRoPE().plan(Cameras(random_poses(1), PINHOLE), GRID).operator(6, 0), "query_token.*… 5"),
     "operator key": (lambda: MeRoPE().plan(Cameras(random_poses(1), PINHOLE), GRID).operator(0, 6), "key_token.*0 … 5"),
     "content": (plan(content=torch.zeros(1, 18, 2)), "content.*0 channels for MeRoPE"),
     "no content": (

@@ -1,13 +1,17 @@
 """The sdpa backend keeps its extra memory under the budget, whatever the number of cameras."""
 
+import re
+
 import pytest
 import torch
-from scenes import PINHOLE, curved_drive
+from scenes import PINHOLE, curved_drive, random_poses
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import merope
 from merope import AttentionPlan, Cameras, MeRoPE
+from merope.encodings.protocol import Encoding
+from merope.encodings.urope import URoPE
 
 MIB = 2**20
 
@@ -98,6 +102,21 @@ def test_the_result_does_not_depend_on_the_budget() -> None:
         int(1.2 * MIB),
     ):  # a few cameras at a time; one sample at a time; one head at a time
         assert (merope.attend(q, k, v, plan, memory_budget=budget) - whole).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("encoding", [MeRoPE(), URoPE(32)], ids=["merope", "urope"])
+def test_samples_and_heads_that_are_taken_apart_keep_their_own_operators(encoding: Encoding) -> None:
+    """Clips of different cameras, some without a pose; URoPE's heads differ too."""
+    has_pose = torch.tensor([[True, True, True], [True, False, True], [False, True, True]])
+    plan = encoding.plan(Cameras(random_poses(3, 3), PINHOLE, has_pose), (2, 3))
+    q, k, v = (torch.randn(3, 4, plan.query_tokens, encoding.head_dim, dtype=torch.float64) for _ in range(3))
+    with pytest.raises(ValueError, match=r"memory_budget must be at least \d+ bytes") as refusal:
+        merope.attend(q, k, v, plan, backend="sdpa", memory_budget=1)
+    smallest = int(re.findall(r"\d+", str(refusal.value))[0])  # what one head of one sample needs
+    whole, apart = (
+        merope.attend(q, k, v, plan, backend="sdpa", memory_budget=budget) for budget in (1024 * MIB, smallest)
+    )
+    assert (apart - whole).abs().max() < 1e-12
 
 
 def test_a_budget_that_cannot_be_met_is_refused() -> None:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -14,13 +16,17 @@ from merope.bench.world import (
     WorldTest,
     benchmark_tests,
     clips_of_world,
+    commanded_clips,
+    generate_clips,
     generate_row,
     stretched,
 )
 from merope.bench.world_scores import lens_kind, psnr_db, score_clip, score_floor, summaries
+from merope.data.world import World
 from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.trajectories import driving_path
+from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train.loop import train
 from tests.train.tiny_runs import tiny_config
 
@@ -48,6 +54,9 @@ def test_a_true_video_scores_perfectly_and_a_wrong_one_does_not() -> None:
     assert perfect.metrics.metric_tr_percent is not None
     assert perfect.metrics.metric_tr_percent < 0.2
     assert perfect.psnr_db == 60.0
+    assert len(perfect.pairs.rotation_deg) == 9  # ten pairs of five frames, less that of the two given ones
+    numbers = perfect.as_dict()
+    assert (numbers["auc_3"], numbers["auc_10"], numbers["failed_frames"]) == (100.0, 100.0, 0)
     wrong = score_clip(clip, left.true, 2)  # went left instead
     assert wrong.psnr_db < 25
     assert wrong.metrics.valid_frames < 5 or wrong.metrics.rot_deg > 3
@@ -118,6 +127,50 @@ def test_the_floor_is_not_zero_by_construction_and_far_below_what_it_strays_by()
     assert 1e-3 < floor.metric_tr_percent < 1.5
 
 
+def test_the_floor_is_of_noisy_renders_that_stray_as_far_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = clips_of_world(WorldTest(worlds=1), CLIPS, FIRST_TEST_SEED + 1, CPU)[0]
+    floor, commanded = score_floor(clip, 2), clip.cameras.world_from_camera
+    lengths_m = [path[:, :3, 3].diff(dim=0).norm(dim=-1).sum() for path in (floor.recovered, commanded)]
+    assert float(lengths_m[0] / lengths_m[1]) == pytest.approx(1.03, abs=0.01)
+    turn_deg = [math.degrees(torch.atan2(path[-1, 0, 2], path[-1, 2, 2])) for path in (floor.recovered, commanded)]
+    assert turn_deg[0] - turn_deg[1] == pytest.approx(2.0, abs=0.5)
+    monkeypatch.setattr("merope.bench.world_scores.FLOOR_NOISE", 0.0)
+    assert score_floor(clip, 2).psnr_db > floor.psnr_db
+
+
+def test_a_street_is_cleared_for_all_three_paths() -> None:
+    struck = 0
+    for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 8):
+        clips = clips_of_world(WorldTest(worlds=1), CLIPS, seed, CPU)
+        for clip in clips:
+            cleared = clip.world.cleared(clip.cameras.world_from_camera).solids.present
+            assert torch.equal(cleared, clip.world.solids.present)
+        alone = World(seed, CPU).cleared(clips[0].cameras.world_from_camera).solids.present
+        struck += int((alone & ~clips[0].world.solids.present).sum())
+    assert struck > 0  # what stands in the way of a turn only
+
+
+def test_the_three_clips_of_a_world_start_from_one_noise_and_worlds_from_others() -> None:
+    test, given = WorldTest(worlds=2), list[torch.Generator]()
+
+    class Pipeline:
+        transformer = SimpleNamespace(device=CPU)
+
+        def set_progress_bar_config(self, **_: object) -> None: ...
+
+        def __call__(
+            self, *, prefix: torch.Tensor, generator: list[torch.Generator], **_: object
+        ) -> list[torch.Tensor]:
+            given.extend(generator)
+            return [torch.zeros(len(prefix), CLIPS.frames, 3, CLIPS.height, CLIPS.width)]
+
+    generate_clips(cast(CameraVideoPipeline, Pipeline()), commanded_clips(test, CLIPS, CPU), test, 2, cameras=True)
+    seeds = [generator.initial_seed() for generator in given]
+    assert seeds[:3] == [seeds[0]] * 3
+    assert seeds[3:] == [seeds[3]] * 3
+    assert seeds[0] != seeds[3]
+
+
 def test_lenses_are_told_apart_and_grouped() -> None:
     kinds = {(70, 0.0): "pinhole-like", (80, 1.2): "pinhole-like", (100, 1.0): "wide", (140, 0.1): "wide"}
     for (fov_deg, xi), kind in (kinds | {(140, 1.0): "fisheye"}).items():
@@ -127,6 +180,7 @@ def test_lenses_are_told_apart_and_grouped() -> None:
     groups = summaries([replace(score_clip(clip, clip.true, 2), manoeuvre=name) for name in MANOEUVRES], mixed)
     assert set(groups) == {"all", *MANOEUVRES, lens_kind(clip.cameras.lens)}
     assert groups["all"]["clips"] == 3
+    assert groups["all"]["psnr_db"] == pytest.approx(60.0)
     assert groups["left"]["clips"] == 1
 
 

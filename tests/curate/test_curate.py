@@ -18,6 +18,7 @@ from scenes import curved_drive, random_poses, random_rotations, straight_drive
 from merope.data import frechet_distance
 from merope.data.curate import (
     Curation,
+    _cluster_hues,
     curate,
     curate_trajectories,
     draw_curation,
@@ -187,6 +188,17 @@ def test_clusters_separate_kinds_of_motion() -> None:
     assert cluster[0] != cluster[60]
 
 
+@pytest.mark.parametrize("point", [25, 49], ids=["bulge", "end"])
+def test_paths_that_differ_on_the_way_or_in_the_last_point_are_of_different_kinds(point: int) -> None:
+    paths = 0.01 * drives(60, points=50)
+    width = 6.0 if point == 25 else 0.1  # the last point is none of every sixth
+    aside_m = 5.0 * torch.exp(-((torch.arange(50) - point) / width).square())
+    paths[..., 0] += torch.cat((aside_m.expand(30, 50), -aside_m.expand(30, 50)))
+    cluster = curate(paths, clusters=2).cluster
+    assert len(set(cluster[:30].tolist())) == len(set(cluster[30:].tolist())) == 1
+    assert cluster[0] != cluster[30]
+
+
 def test_grid_of_the_global_scope_takes_any_extent() -> None:
     paths = drives(150, points=8).numpy()
     paths[:3] += np.array([1e30, -1e30])
@@ -221,7 +233,8 @@ def test_bad_input_is_named() -> None:
         "NaN or inf in path 3": {"paths": nan},
         "clusters must be between 1 and the 10 paths, got 11": {"paths": paths, "clusters": 11},
         "suppression_m must be a positive": {"paths": paths, "clusters": 2, "suppression_m": 0.0},
-        "seed must be": {"paths": paths, "clusters": 2, "seed": -1},
+        "seed must be an integer in .*, got -1": {"paths": paths, "clusters": 2, "seed": -1},
+        "seed must be an integer in .*, got 4294967296": {"paths": paths, "clusters": 2, "seed": 2**32},
         "scope must be": {"paths": paths, "clusters": 2, "scope": "everywhere"},
     }.items():
         with pytest.raises(ValueError, match=match):
@@ -336,6 +349,15 @@ def test_summary_counts(by_cluster: Curation) -> None:
     assert numbers["clips"] == sum(numbers["clips_per_cluster"]) == 4000
     assert numbers["prototypes"] == sum(numbers["prototypes_per_cluster"]) == int(by_cluster.kept.sum())
     assert numbers["clips_per_cluster"][3] == int((by_cluster.cluster == 3).sum())
+    with_a_gap = summary(Curation(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 1])))
+    assert with_a_gap["occupied_clusters"] == 2
+    assert with_a_gap["clips_per_cluster"] == [1, 0, 2]
+    assert with_a_gap["prototypes_per_cluster"] == [1, 0, 1]
+
+
+def test_colours_go_from_paths_that_end_left_to_those_that_end_right() -> None:
+    ends = torch.tensor([[9.0, 10.0], [-9.0, 10.0], [0.5, 10.0]])  # right, left, ahead
+    assert _cluster_hues(torch.arange(3), ends[:, None]).tolist() == [1.0, 0.0, 0.5]
 
 
 def test_progress_is_shown_for_long_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

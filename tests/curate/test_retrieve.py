@@ -221,6 +221,29 @@ def test_distance_gate_is_sharp() -> None:
         assert HistoryIndex(table_of({"other": drive(offset_m, frames=1)})).nearest(target, [0]).count == found
 
 
+def test_the_edges_of_a_lane_belong_to_it() -> None:
+    target = Target(drive(0.0), "town", "mine")
+    for lane_m, ahead_m in ((2.5, 0.0), (6.0, 0.0), (3.5, 2.5)):
+        index = HistoryIndex(table_of({"other": drive(lane_m, frames=1, start_m=ahead_m)}))
+        assert index.neighbouring_lane(target, [0]) is not None
+
+
+def test_half_a_turn_switches_the_heading_gate_off() -> None:
+    oncoming = table_of({"oncoming": drive(0.5, yaw_rad=math.pi)})
+    index = HistoryIndex(oncoming, Gates(max_heading_deg=180.0))
+    assert index.nearest(Target(drive(0.0), "town", "mine"), [0]).count == 1
+
+
+def test_ties_go_to_the_smaller_row_the_first_name_and_the_left() -> None:
+    target = Target(drive(0.0), "town", "mine")
+    twins = HistoryIndex(table_of({"a": drive(0.5), "b": drive(0.5)}))
+    assert twins.nearest(target, [3, 8]).frame.tolist() == [3, 8]
+    both_sides = {"b": drive(-3.5), "a": torch.cat((drive(3.5), drive(-3.5)))}
+    history = HistoryIndex(table_of(both_sides)).neighbouring_lane(target, [0, 5])
+    assert history is not None
+    assert history.frame.tolist() == [26, 31]  # rows of a begin at 13, those on its left at 26
+
+
 def test_spread_frames() -> None:
     assert spread_frames(13, 3) == [2, 6, 10]
     assert spread_frames(13, 1) == [6]

@@ -216,8 +216,10 @@ def test_bad_configs_are_refused(options: dict[str, object], message: str) -> No
 
 def test_an_operator_of_a_head_or_clip_that_the_tables_do_not_have_is_refused() -> None:
     plan = URoPE(32).plan(Cameras(random_poses(2, 2), PINHOLE), GRID)
-    with pytest.raises(ValueError, match=r"^head must be in 0 … 3, .*got 5; lay the plan out with plan\.for_heads"):
-        plan.operator(0, 1, head=5)
+    for head in (4, 5, -1):
+        message = rf"^head must be in 0 … 3, .*got {head}; lay the plan out with plan\.for_heads"
+        with pytest.raises(ValueError, match=message):
+            plan.operator(0, 1, head=head)
     with pytest.raises(ValueError, match=r"^batch must be in 0 … 1, got 2; "):
         plan.operator(0, 1, batch=2)
     assert torch.equal(plan.for_heads(8).operator(0, 1, head=5), plan.operator(0, 1, head=2))

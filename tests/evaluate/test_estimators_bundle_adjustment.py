@@ -1,10 +1,11 @@
 """Bundle adjustment against scenes that are known exactly."""
 
 import numpy as np
+import pytest
 import torch
 from scenes import curved_drive
 
-from merope.evaluate.estimators.bundle_adjustment import Scene, _Normal, _residuals, adjusted
+from merope.evaluate.estimators.bundle_adjustment import Scene, _cost, _Normal, _residuals, adjusted
 from merope.geometry.poses import inverse
 
 PIXEL = 0.003
@@ -74,3 +75,11 @@ def test_the_blocks_are_the_derivatives_of_the_residuals() -> None:
         expected = -float((weight[:, 5, None] * change * error[:, 5]).sum())
         assert np.isclose(system.point_target[5, axis], expected, rtol=1e-4)
     assert torch.from_numpy(system.views).isfinite().all()
+
+
+@pytest.mark.parametrize(("error_px", "loss"), [(0.5, 0.125), (1.0, 0.5), (3.0, 2.5)])
+def test_the_cost_is_hubers_and_a_point_behind_its_camera_costs_more(error_px: float, loss: float) -> None:
+    plane, seen = np.array([[[error_px * PIXEL, 0.0]]]), np.ones((1, 1), dtype=bool)
+    ahead, behind = (Scene(np.eye(3)[None], np.zeros((1, 3)), np.array([[0.0, 0.0, z]])) for z in (2.0, -2.0))
+    assert _cost(ahead, plane, seen, PIXEL) == pytest.approx(loss)
+    assert _cost(behind, plane, seen, PIXEL) >= 1e3

@@ -56,3 +56,17 @@ def test_more_poses_than_frames_are_refused(tmp_path: Path) -> None:
     write(Trajectory(random_poses(6), True, ""), tmp_path / "clip.json")
     with pytest.raises(ValueError, match="6 poses for 5 frames"):
         PrecomputedEstimator(tmp_path / "clip.json")(FRAMES)
+
+
+def test_a_file_of_a_longer_video_serves_its_first_frames(tmp_path: Path) -> None:
+    poses = random_poses(9)
+    write(Trajectory(poses, True, ""), tmp_path / "clip.json")
+    whole = PrecomputedEstimator(tmp_path / "clip.json", video_frames=9)(FRAMES)
+    assert bool(whole.valid.all())
+    assert (whole.world_from_camera - poses[:5]).abs().max() < 1e-12
+    kept = [2, 4, 8]  # of frames 0 to 8, named from 1 on as the last one shows
+    names = tuple(f"{t + 1:04d}.png" for t in kept)
+    write(Trajectory(poses[kept], False, "", lens=PINHOLE, frame_names=names), tmp_path / "model", "colmap")
+    partial = PrecomputedEstimator(tmp_path / "model", video_frames=9)(FRAMES)
+    assert partial.valid.nonzero()[:, 0].tolist() == [2, 4]
+    assert (partial.world_from_camera[[2, 4]] - poses[[2, 4]]).abs().max() < 1e-6

@@ -1,6 +1,7 @@
 """Pinhole views of any lens: pixels come from where the lens sees their rays, and poses go back to the camera."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -84,6 +85,19 @@ def test_a_view_is_no_wider_than_it_should_be_and_no_narrower_than_it_could_be()
     centred = Pinhole(120.0, 120.0, 128.0, 72.0, 256, 144)
     same = widest_pinhole(centred, torch.eye(3, dtype=torch.float64))
     assert 0.95 < same.width / float(same.fx) / (256 / 120) <= 1.0
+    near_right = widest_pinhole(replace(centred, cx=156.0), torch.eye(3, dtype=torch.float64))
+    assert 0.95 < near_right.width / 2 / float(near_right.fx) / (100 / 120) <= 1.0
+    near_bottom = widest_pinhole(replace(centred, cy=100.0), torch.eye(3, dtype=torch.float64))
+    assert 0.95 < near_bottom.height / 2 / float(near_bottom.fy) / (44 / 120) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("lens_px", "view_px"), [([100.0], 200.0), ([200.0], 300.0), ([400.0], 400.0), ([500.0, 400.0], 400.0)]
+)
+def test_a_view_is_as_fine_as_the_coarsest_lens_or_up_to_twice_as_fine(lens_px: list[float], view_px: float) -> None:
+    focal_px = torch.tensor(lens_px, dtype=torch.float64)
+    view = widest_pinhole(Pinhole(focal_px, focal_px, 128.0, 72.0, 256, 144), torch.eye(3, dtype=torch.float64))
+    assert float(view.fx) == float(view.fy) == pytest.approx(view_px)
 
 
 def test_poses_of_a_turned_view_become_poses_of_the_camera() -> None:

@@ -105,6 +105,16 @@ def test_any_lens(lens: Lens) -> None:
     assert off_m.max() < 0.05
 
 
+def test_frames_keep_their_own_lens_when_others_need_no_second_anchor() -> None:
+    zoom = Pinhole(torch.linspace(150.0, 250.0, COUNT), 202.5, 128, 72, 256, 144)
+    true = PATH @ small_motions(COUNT, 2.0, 0.3)
+    true[:3] = PATH[:3]
+    frames = as_bytes(render(WORLD, Cameras(true, zoom), 144, 256).image, noise=0.0)
+    off_deg, off_m = distances(true, RenderAnchoredEstimator(WORLD, Cameras(PATH, zoom))(frames))
+    assert off_deg.max() < 0.2
+    assert off_m.max() < 0.05
+
+
 def test_the_answer_is_in_the_world_frame(small_anchors: Render) -> None:
     motion = random_poses(1, seed=8, spread_m=1000.0)[0]
     moved = Cameras(motion @ PATH, CAMERAS.lens)
@@ -121,6 +131,14 @@ def test_frames_that_show_nothing_are_invalid_and_the_others_stand(kind: str, sm
     found = RenderAnchoredEstimator(WORLD, CAMERAS, small_anchors)(frames)
     assert found.valid.tolist() == [True, True, False, True, True]
     assert "1 of 5" in found.note
+
+
+def test_half_a_frame_is_enough_and_another_street_is_not(small_anchors: Render) -> None:
+    frames = as_bytes(small_anchors.image)
+    frames[1, :, SMALL[1] // 2 :] = 127
+    frames[2] = as_bytes(render(World(1).cleared(PATH), CAMERAS, *SMALL).image)[2]
+    found = RenderAnchoredEstimator(WORLD, CAMERAS, small_anchors)(frames)
+    assert found.valid.tolist() == [True, True, False, True, True]
 
 
 def test_a_shorter_video_is_measured_and_a_longer_one_refused(small_anchors: Render) -> None:

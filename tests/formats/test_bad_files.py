@@ -15,6 +15,7 @@ from lens_zoo import LENSES
 from paths import NEEDS, random_trajectory
 
 from merope.data import formats
+from merope.geometry.lenses import Pinhole
 
 RE10K_LINE = "0 0.5 0.9 0.5 0.5 0 0 1 0 0 0 0 1 0 0 0 0 1 0"
 POSE = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
@@ -156,9 +157,21 @@ def test_ambiguous_files_name_the_candidates(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tum and euroc are possible.*pass format='tum'"):
         formats.read(path)
     assert formats.read(path, "tum").count == 2
+    path.write_text("1000000000001,1,2,3,0,0,0,1\n")  # after 10¹² the first column can only be nanoseconds
+    assert formats.detect(path) == "euroc"
     path.write_text(json.dumps({"frames": [{"file_path": "a", "transform_matrix": POSE}]}))
     with pytest.raises(ValueError, match=r"nerfstudio and blender are possible"):
         formats.detect(path)
+
+
+def test_quaternions_may_be_rounded_but_not_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "path.txt"
+    path.write_text("1 0 0 0 0 0.3827 0 0.924\n")  # a turn of 45°, three digits: longer than 1 by 1e-4
+    rotation = formats.read(path).world_from_camera[0, :3, :3]
+    assert rotation[:, 2].tolist() == pytest.approx([0.5**0.5, 0.0, 0.5**0.5], abs=1e-4)
+    path.write_text("1 0 0 0 0 0 0 1.02\n")
+    with pytest.raises(ValueError, match=r"must be a unit quaternion, got one of length 1.02"):
+        formats.read(path)
 
 
 def test_names_of_formats_and_options_are_checked(tmp_path: Path) -> None:
@@ -197,6 +210,12 @@ def test_a_missing_lens_is_asked_for_and_nothing_is_left_behind(tmp_path: Path, 
     with pytest.raises(ValueError, match=f"lens must be given for {format}, got None; read the path with lens="):
         formats.write(replace(random_trajectory(format), lens=None), tmp_path / "path", format)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_blender_refuses_a_centred_lens_without_square_pixels(tmp_path: Path) -> None:
+    lens = Pinhole(500.0, 510.0, 320.0, 240.0, 640, 480)
+    with pytest.raises(ValueError, match=r"trajectory.lens must be one centred Pinhole with fx = fy for blender"):
+        formats.write(replace(random_trajectory("blender"), lens=lens), tmp_path / "a", "blender")
 
 
 def test_missing_and_broken_times_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from merope.data import formats
 from merope.data.formats import Finding, validate
-from merope.data.formats.checks import travel, turning_radius
+from merope.data.formats.checks import Travel, travel, turning_radius
 from merope.data.trajectory import Trajectory
 from merope.geometry.poses import inverse, relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
@@ -126,6 +126,15 @@ def test_a_straight_drive_backwards_may_be_either_and_says_so() -> None:
     assert "world-to-camera" not in only(validate(as_trajectory(curve))).hint
 
 
+def test_a_camera_that_looks_back_is_mentioned_and_one_that_looks_aside_is_not() -> None:
+    path = drive(4)
+    upright = path.new_tensor([0.0, 1.0, 0.0])
+    for yaw_rad, is_found in ((2.6, True), (2.1, False)):  # cosines −0.86 and −0.50
+        turned = matrix_from_quaternion(quaternion_from_axis_angle(upright, path.new_tensor(yaw_rad)))
+        findings = validate(as_trajectory(path @ rigid(turned, path.new_zeros(3))))
+        assert ["against its optical axis" in finding.message for finding in findings] == [True] * is_found
+
+
 def test_an_upside_down_camera_in_a_world_with_z_up_is_mentioned() -> None:
     z_up_from_y_down = torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
     path = z_up_from_y_down @ driving_path(49, 12.0, torch.Generator().manual_seed(4), prefix=9)
@@ -181,6 +190,15 @@ def test_turning_radius_is_that_of_the_tighter_turns() -> None:
     assert turning_radius(centimetres(circle)) == pytest.approx(3000.0, rel=1e-3)
     assert turning_radius(straight_drive(20)) == math.inf
     assert turning_radius(circle[:1].expand(4, 4, 4)) == math.inf
+
+
+@pytest.mark.parametrize(("frame_rate_hz", "fastest_m"), [(8.0, 7.5), (None, 20.0)], ids=["60 m/s", "20 m per frame"])
+def test_the_fastest_drive_in_metres(frame_rate_hz: float | None, fastest_m: float) -> None:
+    allowed = validate(as_trajectory(straight_drive(20, step_m=fastest_m), frame_rate_hz))
+    assert all(finding.severity == "warning" for finding in allowed)
+    faster = only(validate(as_trajectory(straight_drive(20, step_m=1.01 * fastest_m), frame_rate_hz)))
+    assert faster.severity == "error"
+    assert "not in metres" in faster.message
 
 
 def test_millimetres_and_nonsense_are_told_from_centimetres() -> None:
@@ -240,6 +258,7 @@ def test_the_statistic_is_what_its_description_says() -> None:
     assert ahead is not None
     assert (ahead.length, ahead.spread, ahead.along_axis) == pytest.approx((32.0, 0.0, 1.0))
     assert travel(torch.eye(4, dtype=torch.float64).repeat(5, 1, 1)) is None
+    assert Travel(1.0, 1.0 - math.cos(0.2), 1.0).scatter_deg == pytest.approx(math.degrees(0.2))
     zigzag = straight_drive(9)
     zigzag[:, 0, 3] = zigzag[:, 2, 3] * 0 + torch.tensor([0, 0, 1, 1, 0, 0, 1, 1, 0]) * 1.7
     seen = travel(zigzag)

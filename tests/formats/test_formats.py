@@ -175,6 +175,15 @@ def test_nerfstudio_keeps_distortion(tmp_path: Path, name: str) -> None:
     assert lens_difference(lens, LENSES[name]) < 1e-12
 
 
+def test_nerfstudio_centres_what_it_does_not_say_and_a_frame_overrules_the_file(tmp_path: Path) -> None:
+    document = json.loads(FILES["nerfstudio"])
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    assert lens_difference(formats.read(tmp_path / "t.json").lens, CENTRED) < 1e-12
+    document["frames"][0] |= {"fl_x": 600, "cx": 300}
+    (tmp_path / "t.json").write_text(json.dumps(document | {"cx": 310}))
+    assert lens_difference(formats.read(tmp_path / "t.json").lens, replace(CENTRED, fx=600, fy=600, cx=300)) < 1e-12
+
+
 @pytest.mark.parametrize("is_per_frame", [False, True])
 def test_instant_ngp_says_fisheye_in_its_own_way(tmp_path: Path, is_per_frame: bool) -> None:
     formats.write(replace(random_trajectory("nerfstudio"), lens=LENSES["fisheye"]), tmp_path / "t.json", "nerfstudio")
@@ -278,6 +287,17 @@ def test_cameractrl_frame_numbers_are_no_times(tmp_path: Path) -> None:
         assert trajectory.count == 5
         assert trajectory.timestamps_s is None
         assert trajectory.world_from_camera[:, 2, 3].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("step_us", "is_time"), [(999, False), (1000, True), (33333, True)])
+def test_steps_of_a_millisecond_and_more_are_times(tmp_path: Path, step_us: int, is_time: bool) -> None:
+    lines = [f"{k * step_us} 0.5 0.9 0.5 0.5 0 0 1 0 0 0 0 1 0 0 0 0 1 {-k}" for k in range(3)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    times_s = formats.read(tmp_path / "a.txt").timestamps_s
+    expected_s = [k * step_us / 1e6 for k in range(3)] if is_time else None
+    assert (None if times_s is None else times_s.tolist()) == expected_s
+    (tmp_path / "a.txt").write_text(lines[1])
+    assert formats.read(tmp_path / "a.txt").timestamps_s is None
 
 
 def test_frames_come_in_the_order_of_their_names(tmp_path: Path) -> None:

@@ -153,3 +153,20 @@ def test_an_arc_is_defined_from_a_micrometre_and_four_roundings_on(
     assert bool(arc.defined) is defined
     assert float(arc.angle_rad) == pytest.approx(math.pi / 2 if defined else 0.0)
     assert defined or float(arc.zone) < 1e-4  # a collapsed arc stands at u∞, which no rounding of centres moves
+
+
+@pytest.mark.parametrize(
+    ("angle_rad", "rounding_m", "defined"),
+    [(2e-6, 0.0, True), (5e-7, 0.0, False), (5e-3, 1e-2, True), (3e-3, 1e-2, False)],
+)
+@pytest.mark.parametrize("towards", [1.0, -1.0])
+def test_an_arc_has_a_direction_where_rounding_does_not_pick_it(
+    angle_rad: float, rounding_m: float, defined: bool, towards: float
+) -> None:
+    """10 m away, a centimetre of rounding makes 4 · 1 mrad."""
+    far = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    move = 10.0 * far.new_tensor([math.sin(angle_rad), 0.0, towards * math.cos(angle_rad)])
+    arc = epipolar_arc(far, move, torch.tensor(rounding_m, dtype=torch.float64))
+    assert bool(arc.defined) is defined
+    expected_rad = angle_rad if towards > 0.0 else math.pi - angle_rad
+    assert float(arc.angle_rad) == pytest.approx(expected_rad if defined else 0.0)

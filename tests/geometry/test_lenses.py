@@ -32,6 +32,7 @@ from lens_zoo import (
 from torch import Tensor
 
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
+from merope.geometry.lens_batches import picked, repeated
 from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, UnifiedCamera
 
 
@@ -302,3 +303,12 @@ def test_the_documentation_crops_scales_and_stacks() -> None:
     assert (names["scaled"].project(points)[0] - expected).abs().max() < 1e-9
     assert names["rig"].batch_shape == (3,)
     assert names["batch"].batch_shape == (2, 1)
+
+
+def test_a_lens_that_all_cameras_or_clips_share_is_shared_by_those_picked_or_repeated() -> None:
+    per_clip = UnifiedCamera(torch.tensor([[90.0], [130.0]]), 100.0, 64.0, 36.0, 0.5, 128, 72)
+    assert torch.as_tensor(picked(per_clip, torch.tensor([0, 2, 4])).fx).tolist() == [[90.0] * 3, [130.0] * 3]
+    per_camera = replace(per_clip, fx=torch.tensor([[90.0, 110.0, 130.0]]))
+    assert torch.as_tensor(picked(per_camera, torch.tensor([2, 0])).fx).tolist() == [[130.0, 90.0]]
+    assert repeated(per_camera, 4) is per_camera
+    assert torch.as_tensor(repeated(per_clip, 2).fx).tolist() == [[90.0], [90.0], [130.0], [130.0]]

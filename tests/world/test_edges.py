@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merope.data.edges import needs_more_rays
 from merope.data.lens_grids import lens_grid, places_around_centre
-from merope.data.raycast import pairs_in_reach
+from merope.data.raycast import ROUND, pairs_in_reach
 from merope.data.render import render
 from merope.data.sight import cast, rotated, view_of
 from merope.data.street import POLE
@@ -93,6 +93,18 @@ def test_a_cone_misses_no_solid(seed: int) -> None:
         needed = set(zip(met.solid.tolist(), (met.ray // 50).tolist(), strict=True))
         assert needed <= reached
         assert len(reached) < 0.5 * count * len(numbers)
+
+
+@given(seeds, st.floats(1.0, 2.0), st.floats(1.0, 2.0), st.sampled_from([1e-3, 0.1, 1.0, 10.0]))
+def test_a_widened_ellipsoid_holds_all_that_is_near_it(seed: int, second: float, third: float, wider: float) -> None:
+    """Points off the surface along its normals, for radii of which none is over twice another, as crowns have."""
+    radii = torch.tensor([[1.0], [second], [third]], dtype=torch.float64)
+    unit = torch.nn.functional.normalize(random(3, 2000, seed=seed, low=-1, high=1), dim=0)
+    near = radii * unit + (wider / ROUND) * torch.nn.functional.normalize(unit / radii, dim=0)
+    assert ((near / (radii + wider)).norm(dim=0) <= 1.0).all()
+    solids = World(seed % 30).solids
+    crowns = solids.half_m[:, solids.boxes :]
+    assert (crowns.amax(dim=-1) <= 2.0 * crowns.amin(dim=-1)).all()
 
 
 @pytest.mark.parametrize("lens", LENSES.values(), ids=LENSES)
