@@ -54,7 +54,7 @@ class DemoConfig:
 
     out: Path
     model: Path = SHIPPED_MODEL
-    world: int = 15
+    world: int = 4
     trajectory: Path | None = None
     assume_metric: bool = False
     lens: Literal["pinhole", "fisheye"] = "pinhole"
@@ -64,7 +64,7 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.world < WORLDS:
-            raise invalid("world", f"from 0 to {WORLDS - 1}, the worlds kept out of training", self.world, "try 15")
+            raise invalid("world", f"from 0 to {WORLDS - 1}, the worlds kept out of training", self.world, "try 4")
         if self.steps < 1:
             raise invalid("steps", "at least 1", self.steps, f"the default is {type(self).steps}")
         if self.lens not in LENSES:

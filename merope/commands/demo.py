@@ -10,7 +10,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--trajectory", type=Path, help="pose file (docs/formats.md) in place of the three paths")
     what.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     what.add_argument("--lens", choices=("pinhole", "fisheye"), default="pinhole", help="of every camera")
-    what.add_argument("--world", type=int, help="number of a street that no model was trained on (15)")
+    what.add_argument("--world", type=int, help="number of a street that no model was trained on (4)")
     how = parser.add_argument_group("how")
     how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
     how.add_argument("--steps", type=int, help="denoising steps; more are sharper and slower")
