@@ -24,13 +24,12 @@ from merope.bench.world import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_
 from merope.bench.world_rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
 from merope.bench.world_scores import floor_file, is_scored, with_seed
 from merope.bench.world_table import Row, group_table, read_rows, tables
-from merope.cli import main
 from merope.data.world_clips import WorldClips
 from merope.train.build import world_clips
 from merope.train.checkpoint import complete
 from merope.train.config import TrainConfig
 from merope.train.loop import NonFiniteLoss, stop_requests, train
-from tests.train.tiny_runs import TINY, tiny_config
+from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
 CLIPS_OF_TINY = WorldClips(frames=4, height=72, width=128, prefix_frames=2)
@@ -330,29 +329,3 @@ def test_a_tree_says_its_commit_and_an_installation_what_it_is_told(
     monkeypatch.setenv("MEROPE_COMMIT", "abc")
     monkeypatch.setattr(source, "__file__", str(tmp_path / "merope" / "bench" / "provenance.py"))
     assert source.commit() == "abc"
-
-
-def test_the_command_runs_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "world", str(TINY), "--until", "trained", "--seed", "2", "--set", f"run.out={tmp_path / 'x'}"]
-    arguments += ["--set", "run.steps=1", "--set", "run.validation_clips=0", "--workers", "1"]
-    assert main(arguments) == 0
-    assert (tmp_path / "x-seed2" / "trained" / "branch").is_dir()
-    assert "x-seed2" in capsys.readouterr().out
-    assert main([*arguments, "--set", "run.steps=2"]) == 0  # more training is done, not skipped
-    assert [place.name for place in complete(tmp_path / "x-seed2" / "checkpoints")][-1] == "step-00000002"
-    assert main([*arguments, "--set", "run.steps=2", "--set", "branch.encoding=ucpe"]) == 2
-    assert "a run with the same settings" in capsys.readouterr().err
-    assert main([*arguments, "--stretch", "0"]) == 2
-    assert "stretch must be positive" in capsys.readouterr().err
-
-
-def test_a_command_that_is_stopped_after_training_says_that_it_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(world_rows, "generate_row", stopped)
-    arguments = ["bench", "world", str(TINY), "--set", f"run.out={tmp_path / 'x'}", "--set", "run.steps=1"]
-    assert main([*arguments, "--set", "run.validation_clips=0", "--workers", "1"]) == 130
-    assert "finished stages are kept, the same command goes on" in capsys.readouterr().err
