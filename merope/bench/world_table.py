@@ -46,7 +46,7 @@ COLUMNS = {
 EVERY_CLIP = ("auc_10", "psnr_db")
 """Metrics that every clip has, however badly it follows."""
 SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
-COMPARED = ("cammc", "auc_10")
+COMPARED = ("cammc", *EVERY_CLIP)
 """CamMC is of the clips that both rows followed well enough to be measured; in the AUC the others are misses."""
 BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
 SAME_TRAINING = ("steps", "batch_size", "data")

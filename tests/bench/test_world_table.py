@@ -133,17 +133,18 @@ def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None
     write_result(tmp_path, "none", 0, 9.0, steps=50)
     write_result(tmp_path, "rerope", 0, 3.0, data={"fov_deg": [60.0, 150.0]})
     text = tables(read_rows(tmp_path))
-    for row, cammc, auc in (("gta", "lower", "higher"), ("transport", "higher", "lower")):
-        *_, first, second, _ = line_of(text, row).split(" |")
+    for row, cammc, others in (("gta", "lower", "higher"), ("transport", "higher", "lower")):
+        *_, first, second, third, _ = line_of(text, row).split(" |")
         assert first.endswith(f": MeRoPE {cammc}")
-        assert second.endswith(f": MeRoPE {auc}")
-    assert line_of(text, "ucpe").count(": not separated |") == 2
+        assert second.endswith(f": MeRoPE {others}")  # AUC
+        assert third.endswith(f": MeRoPE {others}")  # PSNR
+    assert line_of(text, "ucpe").count(": not separated |") == 3
     assert "| 0.1500 |" in line_of(text, "gta")
     assert line_of(text, "prope").startswith("| prope | one | 3,000 |")
-    assert line_of(text, "urope").endswith("| no common seed | no common seed |")
-    assert line_of(text, "none").endswith("| another test | another test |")
-    assert line_of(text, "rerope").endswith("| another test | another test |")
-    assert line_of(text, "merope").endswith("| 48/48 | 4/624 | – | – |")
+    assert line_of(text, "urope").endswith("| no common seed | no common seed | no common seed |")
+    assert line_of(text, "none").endswith("| another test | another test | another test |")
+    assert line_of(text, "rerope").endswith("| another test | another test | another test |")
+    assert line_of(text, "merope").endswith("| 48/48 | 4/624 | – | – | – |")
     assert "### Other rows" in text
     assert line_of(text, "my-own")
     assert "Open: raynova, rayrope, cameractrl." in text
@@ -170,7 +171,7 @@ def test_clips_without_errors_are_counted_and_nothing_is_said_where_there_is_non
     text = tables(read_rows(tmp_path))
     assert "| 1/24 |" in line_of(text, "gta")
     assert "| 0/24 |" in line_of(text, "ucpe")
-    assert line_of(text, "ucpe").split(" | ")[-2] == "–"
+    assert line_of(text, "ucpe").split(" | ")[-3] == "–"
 
 
 def test_a_sweep_compares_at_every_stretch_and_with_the_seeds_that_have_it(tmp_path: Path) -> None:
