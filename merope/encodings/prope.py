@@ -1,16 +1,19 @@
 """PRoPE: relative projection matrices, so that attention sees intrinsics as well as poses (Li et al. 2025)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from merope.attention.plan import Block
 from merope.encodings.gta import check_translation_scale, half_camera_blocks, scaled_poses
-from merope.encodings.intrinsics import normalised_intrinsics
+from merope.encodings.intrinsics import normalised_intrinsics, paraxial, pinhole
 from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import check_head_dim, check_positive
 from merope.encodings.tokens import Tokens
+from merope.errors import invalid
+from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import inverse
 
 
@@ -24,39 +27,46 @@ class PRoPE(Encoding):
 
     translation_scale multiplies all translations, as in GTA.
     rope_base: base of the rotary frequencies. There is no time axis: `times` have no effect.
-    intrinsics: False leaves K out. This is GTA's camera block, for any lens; with K the lens must be a `Pinhole`.
+    intrinsics: with True the lens must be a `Pinhole`; "paraxial" is for any lens, with the K of the pinhole that sees
+        as the lens does around its axis; False leaves K out, which is GTA's camera block, for any lens.
     """
 
     translation_scale: float = 1.0
     rope_base: float = 100.0
-    intrinsics: bool = True
+    intrinsics: bool | Literal["paraxial"] = True
 
     def __post_init__(self) -> None:
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
         check_positive("rope_base", self.rope_base)
+        if self.intrinsics not in (True, False, "paraxial"):
+            fix = '"paraxial" takes any lens'
+            raise invalid("intrinsics", 'True, False or "paraxial"', repr(self.intrinsics), fix)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks: O = lift(K) T⁻¹, K-side = T lift(K⁻¹), both in closed form."""
         query_matrices = inverse(scaled_poses(query, self.translation_scale))
         key_matrices = scaled_poses(key, self.translation_scale)
         if self.intrinsics:
-            query_matrices = _image_from_camera(query) @ query_matrices
-            key_matrices = key_matrices @ _camera_from_image(key)
+            query_matrices = _image_from_camera(query, self._pinhole(query.lens)) @ query_matrices
+            key_matrices = key_matrices @ _camera_from_image(key, self._pinhole(key.lens))
         return half_camera_blocks(
             self.head_dim, self.rope_base, query, query_matrices[:, :, None], key, key_matrices[:, :, None]
         )
 
+    def _pinhole(self, lens: Lens) -> Pinhole:
+        return paraxial(lens) if self.intrinsics == "paraxial" else pinhole(lens, 'PRoPE without intrinsics="paraxial"')
 
-def _image_from_camera(tokens: Tokens) -> Tensor:  # [B or 1, V or 1, 4, 4]
+
+def _image_from_camera(tokens: Tokens, lens: Pinhole) -> Tensor:  # [B or 1, V or 1, 4, 4]
     """lift(K)."""
-    focal, centre = normalised_intrinsics(tokens, "PRoPE")
+    focal, centre = normalised_intrinsics(tokens, lens)
     return _lifted(focal, centre)
 
 
-def _camera_from_image(tokens: Tokens) -> Tensor:  # [B or 1, V or 1, 4, 4]
+def _camera_from_image(tokens: Tokens, lens: Pinhole) -> Tensor:  # [B or 1, V or 1, 4, 4]
     """lift(K⁻¹)."""
-    focal, centre = normalised_intrinsics(tokens, "PRoPE")
+    focal, centre = normalised_intrinsics(tokens, lens)
     return _lifted(1 / focal, -centre / focal)
 
 

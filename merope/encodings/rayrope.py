@@ -66,7 +66,7 @@ class RayRoPE(Encoding):
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """One block over all whole sets of 24 channels; channel c is paired with c + half the block."""
-        intrinsics = normalised_intrinsics(query, "RayRoPE")
+        intrinsics = normalised_intrinsics(query, pinhole(query.lens, "RayRoPE"))
         own_rays = _corner_rays(query)
         rays = (own_rays, own_rays if key is query else _corner_rays(key))
         cameras = (query.origin_from_camera, key.origin_from_camera, *intrinsics, *rays)

@@ -7,7 +7,8 @@ from scenes import FISHEYE, PINHOLE, ZOOM, random_poses, random_qkv
 from torch import Tensor
 
 import merope
-from merope import GTA, Cameras
+from merope import GTA, BrownConrady, Cameras, KannalaBrandt, Pinhole, UnifiedCamera
+from merope.encodings.intrinsics import paraxial
 from merope.encodings.prope import PRoPE
 
 
@@ -68,8 +69,44 @@ def test_intrinsics_matter_and_per_camera_lenses_are_their_own() -> None:
 def test_other_lenses_are_refused_on_either_side() -> None:
     pinhole, fisheye = Cameras(random_poses(2), PINHOLE), Cameras(random_poses(2), FISHEYE)
     for query, key in ((fisheye, pinhole), (pinhole, fisheye)):
-        with pytest.raises(ValueError, match=r"lens must be a Pinhole.*got UnifiedCamera; undistort"):
+        with pytest.raises(ValueError, match=r"a Pinhole for PRoPE without intrinsics=.*got UnifiedCamera; undistort"):
             PRoPE().plan(query, (2, 3), key=key)
+
+
+@pytest.mark.parametrize(
+    ("lens", "fx", "fy"),
+    [
+        (UnifiedCamera(250.0, 260.0, 130.0, 70.0, 1.5, width=256, height=144), 100.0, 104.0),  # f / (1 + ξ)
+        (KannalaBrandt(100.0, 104.0, 130.0, 70.0, 256, 144, k1=0.1, k2=-0.02), 100.0, 104.0),
+        (BrownConrady(100.0, 104.0, 130.0, 70.0, 256, 144, k1=-0.2, k2=0.05, p1=0.01, p2=0.02), 100.0, 104.0),
+    ],
+    ids=["unified", "fisheye", "distorted"],
+)
+def test_paraxial_intrinsics_are_those_of_the_lens_at_its_axis(lens: merope.Lens, fx: float, fy: float) -> None:
+    like = paraxial(lens)
+    assert (like.width, like.height) == (256, 144)
+    for found, expected in ((like.fx, fx), (like.fy, fy), (like.cx, 130.0), (like.cy, 70.0)):
+        assert abs(float(found) - expected) < 1e-5
+    poses = random_poses(3)
+    of_lens = PRoPE(16, intrinsics="paraxial").plan(Cameras(poses, lens), (2, 3))
+    of_pinhole = PRoPE(16).plan(Cameras(poses, Pinhole(fx, fy, 130.0, 70.0, width=256, height=144)), (2, 3))
+    assert (of_lens.operators(0) - of_pinhole.operators(0)).abs().max() < 1e-6
+
+
+def test_paraxial_intrinsics_of_every_camera_are_its_own() -> None:
+    xi = torch.tensor([0.0, 1.0, 2.3], dtype=torch.float64)
+    lens = UnifiedCamera.from_fov(torch.tensor([90.0, 150.0, 200.0], dtype=torch.float64), xi, 256, 144)
+    assert torch.allclose(paraxial(lens).fx, lens.fx / (1.0 + xi), rtol=1e-7)
+    assert paraxial(PINHOLE) is PINHOLE
+    assert torch.equal(
+        PRoPE(16, intrinsics="paraxial").plan(Cameras(random_poses(3), ZOOM), (1, 1)).operator(0, 1),
+        PRoPE(16).plan(Cameras(random_poses(3), ZOOM), (1, 1)).operator(0, 1),
+    )
+
+
+def test_other_words_for_intrinsics_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"intrinsics must be True, False or .paraxial., got 'central'; "):
+        PRoPE(intrinsics="central")  # type: ignore[arg-type]
 
 
 def test_an_infinite_scale_is_refused() -> None:

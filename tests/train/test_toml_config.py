@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
+from scenes import random_poses
 
+from merope import Cameras, Pinhole, UnifiedCamera
+from merope.adapters.branch_config import make_carved_encoding, make_encoding, make_features
+from merope.train.build import world_clips
 from merope.train.config import ModelSection, TrainConfig
 from merope.train.toml_config import build, merged, read_config, read_table
 
@@ -110,6 +115,29 @@ def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
 def test_every_shipped_config_is_valid(file: Path) -> None:
     config = read_config(TrainConfig, file)
     assert config.run.steps > 0
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.toml")), ids=lambda file: str(file.relative_to(CONFIGS)))
+def test_every_shipped_config_takes_the_lenses_of_its_data(file: Path) -> None:
+    config = read_config(TrainConfig, file)
+    branch = config.branch
+    if branch == "none":
+        return
+    lenses = {
+        "panshot": UnifiedCamera.from_fov(200.0, 2.3, 832, 480),
+        "nuscenes": Pinhole(400, 400, 256, 144, 512, 288),
+    }
+    world = world_clips(config).cameras([0]) if config.data.kind == "world" else None
+    cameras = world or Cameras(random_poses(1, 3), lenses[config.data.kind])
+    options, scale = branch.encoding_options, branch.translation_scale
+    if branch.integration == "additive":
+        assert make_features(branch.encoding, options, scale).features(cameras, (2, 3)).isfinite().all()
+        return
+    make = make_carved_encoding if branch.integration == "rerope" else make_encoding
+    encoding = make(branch.encoding, 96 if branch.integration == "rerope" else 128, options, scale)
+    content = torch.zeros(1, 6 * cameras.count, encoding.content_channels) if encoding.content_channels else None
+    plan = encoding.plan(cameras, (2, 3), content=content)
+    assert plan.operator(0, plan.key_tokens - 1).isfinite().all()
 
 
 def test_a_model_has_weights_or_sizes() -> None:
