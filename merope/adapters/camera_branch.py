@@ -156,7 +156,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         `num_videos_per_prompt` of diffusers' pipelines lays them out.
         """
         located, dtype = self.located(cameras, latents, times), plan_dtype(latents)
-        references = self._references(history, latents)
+        references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
             located = _appended(located, references)
         if self.features is not None:
@@ -177,7 +177,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         make_ready(across, attended_dtype(latents))
         return replace(located, history=references, history_plan=across)
 
-    def _references(self, history: HistoryReferences | None, latents: Tensor) -> HistoryReferences | None:
+    def _references(
+        self, history: HistoryReferences | None, latents: Tensor, video: Cameras
+    ) -> HistoryReferences | None:
         """The references of a batch of latents, checked; None where there are none."""
         given = existing(history)
         if given is None:
@@ -187,7 +189,19 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
             raise invalid("history", "None for a branch without history", f"{given.count} references", fix)
         if self.config["history"] == "sa" and self.time_limit is not None:
             check_rotary_times(given, self.time_limit)
-        return given.serving(latents)
+        served = given.serving(latents)
+        if not self._in_world:
+            return served
+        origin = matched_batch(video.to(latents.device), None, len(latents))[0].origin()
+        return replace(served, cameras=served.posed.seen_from(origin))
+
+    @property
+    def _in_world(self) -> bool:
+        """Whether the encoding depends on the world frame: a clip's is then that of its first camera.
+
+        So it is in training and for any path later; maps and reconstructions have origins of their own.
+        """
+        return self.encoding is not None and self.encoding.in_world
 
     def located(self, cameras: Cameras, latents: Tensor, times: Times | None = None) -> CameraCondition:
         """Cameras checked against latents, brought to their device and batch, with their token grid; no plan yet."""
@@ -195,6 +209,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         patch_frames, patch_rows, patch_columns = self.config["base"]["patch_size"]
         check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
         cameras, times = matched_batch(cameras.to(latents.device), times, batch)
+        if self._in_world:
+            cameras = cameras.seen_from(cameras.origin())
         return CameraCondition(cameras, (height // patch_rows, width // patch_columns), times)
 
 

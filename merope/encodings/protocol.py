@@ -26,6 +26,9 @@ class Encoding(ABC):
     content_channels: ClassVar[int] = 0
     """Numbers per token that `plan` must be given as `content`; 0 for encodings that are pure geometry."""
 
+    in_world: ClassVar[bool] = False
+    """Whether U depends on the world frame. Branches then take that of the clip's first camera."""
+
     @abstractmethod
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """The block operators O and K of every token, in channel order (U_ab = O_a · K_{g(a), b})."""

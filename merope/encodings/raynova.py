@@ -1,7 +1,7 @@
 """RayNova: rotary phases of every ray's six coordinates in a fixed world frame (Xie et al. 2026)."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class RayNova(Encoding):
     The coordinates are the ray's direction in the world (x, y, z) and where it lies (x, y, z). Each slice of n channels
     has the phases scale · coordinate · base^(−2m / n) on adjacent pairs. U is orthogonal, but it depends on the world
     frame: pass poses in the frame the model was trained with (RayNova's is that of the clip's first vehicle pose),
-    since phases of coordinates far from the origin wrap around.
+    since phases of coordinates far from the origin wrap around. A camera branch takes that of the clip's first camera.
 
     transform_values: False as in RayNova, where values stay as they are.
     position: "plucker" is the ray's moment o × d (m), as the MeRoPE paper describes the method; "centre" is the camera
@@ -31,6 +31,8 @@ class RayNova(Encoding):
         frequency.
     rope_base: base of the frequencies.
     """
+
+    in_world: ClassVar[bool] = True
 
     transform_values: bool = field(default=False, kw_only=True)
     position: Literal["plucker", "centre"] = "plucker"

@@ -102,6 +102,15 @@ class Cameras:
         object.__setattr__(part, "has_pose", None if self.has_pose is None else self.has_pose[..., cameras])
         return part
 
+    def seen_from(
+        self,
+        origin: Tensor,  # [(B,) 1, 4, 4] world_from_origin
+    ) -> Self:
+        """The same cameras in another world frame."""
+        moved = copy.copy(self)
+        object.__setattr__(moved, "world_from_camera", self.relative_to(origin))
+        return moved
+
     def rays(
         self,
         grid: tuple[int, int],  # rows, columns

@@ -178,9 +178,11 @@ def test_every_encoding_starts_at_the_base_model_and_learns(name: str) -> None:
     assert (changed == 0) if name == "none" else (changed > 1e-4)
 
 
-def test_the_world_frame_has_no_effect() -> None:
-    transformer = tiny_wan(torch.float64)
-    perturb(attach(transformer, tiny_config()))
+@pytest.mark.parametrize(("encoding", "options"), [("merope", TINY_MEROPE), ("raynova", {})])
+def test_the_world_frame_has_no_effect(encoding: str, options: dict[str, object]) -> None:
+    """Not even on RayNova, whose phases are of the world: maps and reconstructions have origins of their own."""
+    transformer = tiny_wan(torch.float64, attention_head_dim=24 if options else 32)
+    perturb(attach(transformer, tiny_config(encoding=encoding, encoding_options=options)))
     poses = random_poses(2, 3)
     moved = rigid(torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0], 1e3 * torch.randn(3).double())
     moved[:3, :3] *= torch.linalg.det(moved[:3, :3])

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
+from diffusers import WanTransformer3DModel
 from history_models import PATHS, references, run_with, same_tables, wan_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import FISHEYE, PINHOLE, ZOOM, random_poses
 from torch import Tensor
 from torch._dynamo.utils import counters
-from wan_models import WAN22_5B, cameras, meta_wan, run, tiny_config, tiny_inputs, tiny_wan
+from wan_models import WAN22_5B, cameras, meta_wan, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
@@ -143,11 +144,12 @@ def test_cross_attention_takes_the_encodings_plan_of_both_sides() -> None:
     assert ready.plan.key_tokens == 18
 
 
+@pytest.mark.parametrize("encoding", ["merope", "raynova"])
 @pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1000), metres=st.sampled_from([0.0, 10.0, 1e4]))
-def test_moving_the_whole_world_changes_nothing(path: str, seed: int, metres: float) -> None:
-    transformer = world_models[path]
+def test_moving_the_whole_world_changes_nothing(path: str, encoding: str, seed: int, metres: float) -> None:
+    transformer = world_models[path, encoding]
     move = random_poses(1, seed=seed, spread_m=1.0)[0]
     move[:3, 3] *= metres
     video, history = cameras(), references()
@@ -156,11 +158,19 @@ def test_moving_the_whole_world_changes_nothing(path: str, seed: int, metres: fl
         here = run_with(transformer, history, video)
         there = run_with(transformer, moved, Cameras(move @ video.world_from_camera, PINHOLE))
         torn = run_with(transformer, moved, video)
-    assert (here - there).abs().max() < 1e-8
-    assert (here - torn).abs().max() > 1e-6
+    assert (here - there).abs().max() < 1e-6  # tables are float32: a rounding may fall on the other side
+    assert (here - torn).abs().max() > 1e-4
 
 
-world_models = {path: wan_with(path, dtype=torch.float64) for path in PATHS}
+def world_model(path: str, encoding: str) -> WanTransformer3DModel:
+    if encoding == "merope":
+        return wan_with(path, dtype=torch.float64)
+    transformer = tiny_wan(torch.float64, num_layers=2, attention_head_dim=32)
+    perturb(attach(transformer, tiny_config(history=path, encoding=encoding, encoding_options={})))
+    return transformer
+
+
+world_models = {(path, encoding): world_model(path, encoding) for path in PATHS for encoding in ("merope", "raynova")}
 
 
 @pytest.mark.parametrize("path", PATHS)
