@@ -64,11 +64,14 @@ class ClipStream:
         return self.encoder.examples(batch, places)
 
     def _held_out_clip(self, place: int, count: int) -> Any:
-        """The validation clip of a place; where it cannot be read the one `count` further, the same every time."""
+        """The validation clip of a place; where it cannot be read the next one, the same every time.
+
+        Places are spread over all clips: windows that begin one frame apart would all be of one scene.
+        """
         self.check_held_out(count)
         source = self._held_out
         assert source is not None
-        for index in range(place, len(source), count):
+        for index in range(place * len(source) // count, (place + 1) * len(source) // count):
             try:
                 return source.clip(index)
             except Exception as error:  # whatever a broken file sets off

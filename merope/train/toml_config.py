@@ -20,10 +20,10 @@ Table = dict[str, Any]
 
 def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> Config:
     """The config of a file with `key=value` changes on top."""
-    table = read_table(file)
+    on_top: Table = {}
     for change in changes:
-        table = merged(table, _parsed_change(change))
-    return build(kind, table)
+        on_top = merged(on_top, _parsed_change(change))
+    return build(kind, merged(read_table(file), on_top))
 
 
 def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
@@ -44,7 +44,9 @@ def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
-    """Tables are merged key by key; anything else is replaced."""
+    """Tables are merged key by key; anything else is replaced, also a table of another `kind`: it has other keys."""
+    if "kind" in base and over.get("kind", base["kind"]) != base["kind"]:
+        return dict(over)
     result = dict(base)
     for key, value in over.items():
         both_tables = isinstance(value, dict) and isinstance(result.get(key), dict)

@@ -119,18 +119,24 @@ def test_validation_is_the_same_every_time_and_on_any_ranks(
     first, second = ([part.clean for part in whole.held_out(2)] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     split = [part for rank in (0, 1) for part in stream(config, model, rank, 2).held_out(2)]
-    assert names_by_place(split) == {0: "scene-0002/CAM_FRONT/18", 1: "scene-0002/CAM_FRONT/19"}
+    assert names_by_place(split) == {0: "scene-0002/CAM_FRONT/18", 1: "scene-0002/CAM_FRONT/20"}
     assert whole.example().names == ("scene-0002/CAM_FRONT/18",)
     with pytest.raises(ValueError, match=r"5 that can be read, got scene-0002/CAM_FRONT/22: image"):
         list(whole.held_out(5))
     assert "skipped validation clip scene-0002/CAM_FRONT/22" in caplog.text
 
 
+def test_validation_clips_are_spread_over_all_scenes(tiny_files: Path, model: Model) -> None:
+    config = file_config(tiny_files, tiny_files / "out", "data.split=val", "data.validation_split=train")
+    parts = list(stream(config, model).held_out(2))
+    assert names_by_place(parts) == {0: "scene-0000/CAM_FRONT/0", 1: "scene-0001/CAM_FRONT/9"}
+
+
 def test_a_broken_validation_clip_gives_its_place_to_a_later_one(broken_files: Path, model: Model) -> None:
     images = sorted((broken_files / "nuscenes").glob("s*/CAM_FRONT/scene0002*"), key=lambda file: file.name)
     images[0].unlink()
     parts = list(stream(file_config(broken_files, broken_files / "out"), model).held_out(2))
-    assert names_by_place(parts) == {0: "scene-0002/CAM_FRONT/20", 1: "scene-0002/CAM_FRONT/19"}
+    assert names_by_place(parts) == {0: "scene-0002/CAM_FRONT/19", 1: "scene-0002/CAM_FRONT/20"}
 
 
 def test_a_manifest_of_other_names_is_refused_with_both(tiny_files: Path, model: Model, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from scenes import random_poses
 from merope import Cameras, Pinhole, UnifiedCamera
 from merope.adapters.branch_config import make_carved_encoding, make_encoding, make_features
 from merope.train.build import world_clips
-from merope.train.config import ModelSection, TrainConfig
+from merope.train.config import CachedData, ModelSection, TrainConfig
 from merope.train.toml_config import build, merged, read_config, read_table
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -90,6 +90,16 @@ def test_a_base_that_is_its_own_base_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.toml").write_text("base = 'a.toml'")
     with pytest.raises(ValueError, match=r"a\.toml → b\.toml → a\.toml"):
         read_table(tmp_path / "a.toml")
+
+
+def test_a_table_of_another_kind_takes_nothing_from_its_base(tmp_path: Path) -> None:
+    """Rows of the paper from a cache: a file over theirs, or changes in any order."""
+    base = CONFIGS / "nuscenes" / "ucpe.toml"
+    (tmp_path / "cached.toml").write_text(f"base = '{base}'\n[data]\nkind = 'cache'\nroot = 'a'\nclusters = 'b'\n")
+    data = CachedData("cache", Path("a"), clusters=Path("b"))
+    assert read_config(TrainConfig, tmp_path / "cached.toml").data == data
+    assert read_config(TrainConfig, base, ["data.root=a", "data.kind=cache", "data.clusters=b"]).data == data
+    assert read_config(TrainConfig, base, ["data.kind=nuscenes"]).data == read_config(TrainConfig, base).data
 
 
 def test_merging_leaves_the_parts_alone() -> None:
