@@ -206,11 +206,12 @@ class AnalyseConfig:
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
+    transformer: str | None = None  # one that was trained whole, in place of the model's
 
 
 def analyse_model(config: AnalyseConfig, cameras: Cameras) -> Analysis:  # [RGB frames]
     """Sample a clip along these cameras and write analysis.json, amplitude.png and attention-mass.png."""
-    outline = outline_model(config.model)
+    outline = outline_model(config.model, config.transformer)
     strides = outline.strides
     strides.check(config.height, config.width, cameras.count)
     check_branch(config.branch, outline)
@@ -220,7 +221,8 @@ def analyse_model(config: AnalyseConfig, cameras: Cameras) -> Analysis:  # [RGB 
     shape = (1, transformer.config.in_channels, of_latents.count, *size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)).to(config.device)
     analysis = watch_sampling(transformer, of_latents, noise, config.steps)
-    write_analysis(analysis, config.out, {"model": config.model, "branch": config.branch, "steps": config.steps})
+    about = {name: getattr(config, name) for name in ("model", "transformer", "branch", "steps")}
+    write_analysis(analysis, config.out, about)
     return analysis
 
 
@@ -251,8 +253,9 @@ def _loaded(config: AnalyseConfig) -> Any:
     """The transformer with its branch, on its device."""
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
+    place = (config.model, "transformer") if config.transformer is None else (config.transformer, None)
     transformer = WanTransformer3DModel.from_pretrained(
-        config.model, subfolder="transformer", torch_dtype=getattr(torch, config.dtype)
+        place[0], subfolder=place[1], torch_dtype=getattr(torch, config.dtype)
     ).to(config.device)
     load_branch(transformer, config.branch)
     _camera_attentions(transformer)

@@ -19,7 +19,7 @@ from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.data.video import write_image, write_video
 from merope.errors import invalid
-from merope.generate_inputs import GenerateConfig, camera_path, read_prefix
+from merope.generate_inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
 from merope.geometry.cameras import Cameras
 
 if TYPE_CHECKING:
@@ -73,9 +73,11 @@ def _checked_model(config: GenerateConfig) -> "ModelOutline":
     from merope.pipeline.preflight import check_branch, outline_model
     from merope.pipeline.text import Text
 
+    warn_of_idle_weights(config)
     outline = outline_model(config.model, config.transformer)
     outline.strides.check(config.height, config.width, config.frames)
-    check_branch(config.branch, outline)
+    if config.has_branch:
+        check_branch(config.branch, outline)
     text = Text(config.prompt, config.negative_prompt, None, None)
     text.check(outline.has_text, _guidance(config, outline.has_text) > 1.0, outline.transformer.config["text_dim"])
     return outline
@@ -95,7 +97,8 @@ def _loaded(config: GenerateConfig) -> "CameraVideoPipeline":
     pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(
         config.model, dtype={"default": dtype, "vae": torch.float32}, **parts
     )
-    load_branch(pipeline.transformer, config.branch)
+    if config.has_branch:
+        load_branch(pipeline.transformer, config.branch)
     if config.offload:
         pipeline.enable_model_cpu_offload(device=config.run_device)
     else:
@@ -113,7 +116,7 @@ def _sampled(
     output = pipeline(
         prompt=config.prompt,
         negative_prompt=config.negative_prompt,
-        cameras=Cameras(path.world_from_camera, path.lens),
+        cameras=Cameras(path.world_from_camera, path.lens) if config.has_branch else None,
         prefix=prefix,
         height=config.height,
         width=config.width,

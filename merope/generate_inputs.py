@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from merope.pipeline.preflight import ModelOutline
 
 OUTPUT_SUFFIXES = (".mp4", ".cameras.json", ".birdseye.png", ".json")
+NO_BRANCH = "none"  # as in a training config
 ASPECT_TOLERANCE = 0.02  # of the ratio of the sides: cropping to whole tokens stays below
 
 
@@ -30,7 +31,7 @@ ASPECT_TOLERANCE = 0.02  # of the ratio of the sides: cropping to whole tokens s
 class GenerateConfig:
     """Everything that decides a clip; written beside it.
 
-    model, branch: folders or hub ids.
+    model, branch: folders or hub ids; the branch "none" is a model without cameras, for which the path is a record.
     transformer: one that was trained whole, in place of the model's.
     trajectory: a pose file or folder (docs/formats.md), whose first pose is that of the first frame.
     lens: a pose file whose lens is taken.
@@ -88,6 +89,10 @@ class GenerateConfig:
             path = self.out.with_suffix(suffix)
             if path.resolve() in inputs:
                 raise invalid("out", "a clip whose files replace no input", f"{path}, an input", "choose another name")
+
+    @property
+    def has_branch(self) -> bool:
+        return self.branch != NO_BRANCH
 
     @property
     def run_device(self) -> str:
@@ -208,6 +213,14 @@ def _rate_and_size(video: Path) -> tuple[float, int, int]:  # frames per second,
     if rate is None:
         raise ValueError(f"video {video} does not say its frame rate; write it again as mp4")
     return float(rate), width, height
+
+
+def warn_of_idle_weights(config: GenerateConfig) -> None:
+    """A transformer beside the branch was trained with it: say so where the model's own runs instead."""
+    trained = Path(config.branch).parent / "transformer"
+    is_models = Path(config.model).resolve() == trained.parent.resolve()
+    if config.transformer is None and config.has_branch and trained.is_dir() and not is_models:
+        _say(f"warning: the model's own transformer runs, not the one trained with the branch; --transformer {trained}")
 
 
 def _say(text: str) -> None:

@@ -259,6 +259,18 @@ class TestCommand:
         assert tables[0] == tables[1]
         assert tables[0] != tables[2]
 
+    def test_a_trained_transformer_takes_the_place_of_the_models(self, files: Path, tmp_path: Path) -> None:
+        tiny_wan(num_layers=2, seed=1).save_pretrained(tmp_path / "trained")
+        amplitudes = []
+        for name, place in (("own", files / "model" / "transformer"), ("other", tmp_path / "trained")):
+            assert main(self.line(files, tmp_path / name, steps=1, transformer=place)) == 0
+            table = json.loads((tmp_path / name / "analysis.json").read_text())
+            assert table["transformer"] == str(place)
+            amplitudes.append(table["amplitude"])
+        assert main(self.line(files, tmp_path / "default", steps=1)) == 0
+        assert json.loads((tmp_path / "default" / "analysis.json").read_text())["amplitude"] == amplitudes[0]
+        assert amplitudes[0] != amplitudes[1]
+
     @pytest.mark.parametrize(
         ("changes", "message"),
         [

@@ -157,6 +157,16 @@ def test_trained_transformer_takes_the_place_of_the_models(
     assert (written["own"].int() - written["trained"].int()).abs().max() > 8
 
 
+def test_a_model_without_a_branch(files: Path, tmp_path: Path, written: dict[str, torch.Tensor]) -> None:
+    """The paper's first row: the path is what evaluation measures against, the model does not see it."""
+    for name in ("bend.json", "straight.tum"):
+        options = {"branch": "none", "trajectory": files / name, "fov": 65.0, "frames": 13}
+        assert main(arguments(files, (tmp_path / name).with_suffix(".mp4"), **options)) == 0
+    assert torch.equal(written["bend"], written["straight"])
+    paths = [formats.read(tmp_path / f"{name}.cameras.json").world_from_camera for name in ("bend", "straight")]
+    assert (paths[0] - paths[1]).abs().max() > 0.1
+
+
 def test_seed_and_text_decide(files: Path, tmp_path: Path, written: dict[str, torch.Tensor]) -> None:
     others: dict[str, dict[str, object]] = {
         "seed": {"seed": 1},

@@ -12,7 +12,7 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.data.video import write_video
-from merope.generate_inputs import GenerateConfig, at_frame_rate, camera_path
+from merope.generate_inputs import GenerateConfig, at_frame_rate, camera_path, warn_of_idle_weights
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.trajectories import interpolate
 
@@ -100,3 +100,21 @@ def test_models_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GenerateConfig("~/wan", "owner/branch", Path("path.json"), Path("clip.mp4"), transformer="~/trained")
     assert (config.model, config.branch) == ("/home/someone/wan", "owner/branch")
     assert config.transformer == "/home/someone/trained"
+
+
+def test_weights_that_were_trained_with_a_branch_are_not_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = tmp_path / "trained"
+    (trained / "transformer").mkdir(parents=True)
+    config = replace(config_of(tmp_path / "path.json"), branch=str(trained / "branch"))
+    for quiet in (
+        replace(config, transformer=str(trained / "transformer")),
+        replace(config, model=str(trained)),  # the branch in a model's folder: its transformer runs
+        replace(config, branch=str(tmp_path / "branch")),
+        replace(config, branch="none"),
+    ):
+        warn_of_idle_weights(quiet)
+    assert capsys.readouterr().err == ""
+    warn_of_idle_weights(config)
+    assert f"not the one trained with the branch; --transformer {trained / 'transformer'}" in capsys.readouterr().err

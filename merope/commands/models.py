@@ -33,7 +33,7 @@ def _train(options: argparse.Namespace) -> int:
 def add_generate(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to generate")
     what.add_argument("--model", required=True, help="folder or hub id of a Wan model in diffusers' layout")
-    what.add_argument("--branch", required=True, help="folder or hub id of a camera branch")
+    what.add_argument("--branch", required=True, help='folder or hub id of a camera branch, or "none"')
     what.add_argument("--transformer", help="one that was trained whole, in place of the model's")
     what.add_argument("--prompt", help="text of the clip; required if the model has a text encoder")
     what.add_argument("--negative-prompt", help="text to stay away from")
@@ -103,6 +103,7 @@ def _generate(options: argparse.Namespace) -> int:
 def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="folder or hub id of a Wan model in diffusers' layout")
     parser.add_argument("--branch", required=True, help="folder or hub id of a camera branch")
+    parser.add_argument("--transformer", help="one that was trained whole, in place of the model's")
     parser.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
     parser.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     parser.add_argument("--fov", type=float, metavar="DEGREES", help="of a centred lens, where the file has none")
@@ -119,7 +120,7 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
 
 def _analyse(options: argparse.Namespace) -> int:
     from merope.analysis import AnalyseConfig, analyse_model
-    from merope.generate_inputs import GenerateConfig, camera_path
+    from merope.generate_inputs import GenerateConfig, camera_path, warn_of_idle_weights
     from merope.geometry.cameras import Cameras
 
     height, width = options.size
@@ -128,6 +129,7 @@ def _analyse(options: argparse.Namespace) -> int:
         branch=options.branch,
         trajectory=options.trajectory,
         out=options.out / "clip.mp4",
+        transformer=options.transformer,
         assume_metric=options.assume_metric,
         fov_deg=options.fov,
         height=height,
@@ -138,11 +140,11 @@ def _analyse(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         device=options.device,
     )
+    warn_of_idle_weights(clip)
     path = camera_path(clip)
     assert path.lens is not None
-    config = AnalyseConfig(
-        clip.model, clip.branch, options.out, height, width, clip.steps, options.seed, clip.run_dtype, clip.run_device
-    )
+    run = (clip.steps, options.seed, clip.run_dtype, clip.run_device)
+    config = AnalyseConfig(clip.model, clip.branch, options.out, height, width, *run, clip.transformer)
     analysis = analyse_model(config, Cameras(path.world_from_camera, path.lens))
     for block, amplitude, share in zip(analysis.blocks, analysis.amplitude, analysis.share, strict=True):
         print(f"block {block:>3}  amplitude {float(amplitude):.4f}  {float(share):6.1%} of all")

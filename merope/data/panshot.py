@@ -8,6 +8,7 @@ data set divides translations by the depth of the nearest surface (`near_depth`)
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,11 +36,16 @@ def read_panshot(
         "conditioning normalisation on"). None keeps them as they are ("off").
     zero_first_yaw: turn the world about the vertical so that the first camera looks along z; pitch and roll stay.
     """
+    depths = None if near_depths is None else read_near_depths(near_depths)
+    return [read_sample(row, root, height, width, depths, zero_first_yaw) for row in read_samples(samples)]
+
+
+def read_samples(samples: Path) -> list[dict[str, Any]]:
+    """The rows of a sample list."""
     rows = json.loads(Path(samples).read_text())
     if not isinstance(rows, list) or not rows:
         raise invalid("samples", "a JSON list of samples", samples, "each with pose_path, x_fov, xi and caption")
-    depths = None if near_depths is None else read_near_depths(near_depths)
-    return [_clip(row, Path(root), height, width, depths, zero_first_yaw) for row in rows]
+    return rows
 
 
 def read_near_depths(path: Path) -> dict[str, float]:
@@ -57,10 +63,16 @@ def clip_key(pose_file: str) -> str:
     return Path(pose_file).stem.rsplit("-", 2)[0]
 
 
-def _clip(
-    row: dict[str, object], root: Path, height: int, width: int, depths: dict[str, float] | None, zero_first_yaw: bool
+def read_sample(
+    row: dict[str, Any],
+    root: Path,
+    height: int,
+    width: int,
+    depths: dict[str, float] | None,  # of `read_near_depths`
+    zero_first_yaw: bool = True,
 ) -> Clip:
-    file = root / str(row["pose_path"])
+    """The clip of one row, without frames."""
+    file = Path(root) / str(row["pose_path"])
     world_from_camera = read(file, "panshot").world_from_camera
     if depths is not None:
         key = clip_key(file.name)

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from merope.data.clip import Clip
 from merope.data.formats import read, validate
 from merope.data.nuscenes import NuScenes, Window
-from merope.data.panshot import read_panshot
+from merope.data.panshot import clip_key, read_near_depths, read_sample, read_samples
 from merope.data.trajectory import Trajectory
 from merope.data.video import read_video
 from merope.errors import invalid
@@ -148,37 +149,45 @@ class VideoSource:
 
 @dataclass(frozen=True)
 class PanShotSource:
-    """The clips of a PanShot sample list whose rows name their video in `video_path`."""
+    """The clips of a PanShot sample list whose rows name their video in `video_path`; each is read when wanted."""
 
-    clips: Sequence[Clip]  # of `read_panshot`, without frames
-    videos: Sequence[Path]
+    rows: Sequence[dict[str, Any]]
+    root: Path
     frames: int
+    height: int
+    width: int
+    depths: dict[str, float] | None
 
     @classmethod
     def open(
         cls, samples: Path, root: Path, frames: int, height: int, width: int, near_depths: Path | None
     ) -> "PanShotSource":
         """Read a sample list; translations are divided by near_depths where that file is given."""
-        rows = json.loads(Path(samples).read_text())
+        rows = read_samples(samples)
         without = [index for index, row in enumerate(rows) if "video_path" not in row]
         if without:
             fix = "add the path of the video, relative to the root"
             raise invalid(f"video_path in {samples}", "in every row", f"missing in row {without[0]}", fix)
-        clips = read_panshot(samples, root, height, width, near_depths)
-        return cls(clips, [Path(root) / row["video_path"] for row in rows], frames)
+        depths = None if near_depths is None else read_near_depths(near_depths)
+        unknown = [] if depths is None else sorted({clip_key(row["pose_path"]) for row in rows} - depths.keys())
+        if unknown:
+            got = f"{len(unknown)} clips without one, first {unknown[0]}"
+            raise invalid(str(near_depths), f"a depth for every clip of {samples}", got, "use the list of this split")
+        return cls(rows, Path(root), frames, height, width, depths)
 
     def __len__(self) -> int:
-        return len(self.clips)
+        return len(self.rows)
 
     def name(self, index: int) -> str:
-        return self.clips[index].name
+        return Path(self.rows[index]["pose_path"]).stem
 
     def clip(self, index: int) -> Clip:
-        clip, count = self.clips[index], self.frames
+        clip, count = read_sample(self.rows[index], self.root, self.height, self.width, self.depths), self.frames
         if len(clip.world_from_camera) < count:
             got = len(clip.world_from_camera)
             raise invalid(f"poses of {clip.name}", f"at least {count}", got, "shorten the clip")
-        frames = read_video(self.videos[index], list(range(count)), clip.lens.height, clip.lens.width)
+        video = self.root / self.rows[index]["video_path"]
+        frames = read_video(video, list(range(count)), self.height, self.width)
         return replace(
             clip,
             world_from_camera=clip.world_from_camera[:count],

@@ -66,6 +66,27 @@ def test_near_depths_divide_the_translations_of_their_own_clip(tmp_path: Path) -
         assert torch.allclose(on.clip(index).world_from_camera[:, :3, 3], expected, atol=1e-12)
 
 
+def test_a_broken_clip_does_not_keep_the_others_from_training(tmp_path: Path) -> None:
+    """A path that cannot be read and a view that the lens does not reach: the loader names and replaces such clips."""
+    write_samples(tmp_path)
+    rows = json.loads((tmp_path / "samples.json").read_text())
+    (tmp_path / "cut.npy").write_bytes((tmp_path / rows[0]["pose_path"]).read_bytes()[:200])
+    rows += [rows[0] | {"pose_path": "cut.npy"}, rows[0] | {"x_fov": 230.0, "xi": 3.0}]
+    (tmp_path / "samples.json").write_text(json.dumps(rows))
+    source = opened(tmp_path)
+    assert source.clip(0).frames is not None
+    for index, message in ((2, r"cut\.npy"), (3, "x_fov_deg")):
+        with pytest.raises(ValueError, match=message):
+            source.clip(index)
+
+
+def test_depths_of_another_list_are_refused_at_once(tmp_path: Path) -> None:
+    write_samples(tmp_path)
+    (tmp_path / "near.jsonl").write_text(json.dumps({"video_id": "pan", "clip_id": 0, "near_depth": 1.0}))
+    with pytest.raises(ValueError, match=r"near\.jsonl must be a depth for every clip of .*, got 1 .* first pan-1"):
+        opened(tmp_path, near_depths=tmp_path / "near.jsonl")
+
+
 def test_what_is_missing_or_too_short_is_named(tmp_path: Path) -> None:
     write_samples(tmp_path)
     with pytest.raises(ValueError, match=r"poses of pan-0-0-no_rot_aug_0 must be at least 9, got 8"):
