@@ -214,7 +214,7 @@ def analyse_model(config: AnalyseConfig, cameras: Cameras) -> Analysis:  # [RGB 
     outline = outline_model(config.model, config.transformer)
     strides = outline.strides
     strides.check(config.height, config.width, cameras.count)
-    check_branch(config.branch, outline)
+    check_branch(config.branch, outline, cameras)
     transformer = _loaded(config)
     of_latents = latent_cameras(cameras, strides.frames).to(config.device)
     size = strides.latent_size(config.height, config.width)

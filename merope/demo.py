@@ -150,12 +150,12 @@ def _check_folder(out: Path) -> None:
 
 
 def _check_model(folder: Path, clips: WorldClips) -> None:
-    """Refuse a folder that is missing or incomplete, or a model that cannot make clips of this size."""
+    """Refuse a folder that is missing or incomplete, or a model that cannot make clips of this size and lens."""
     if not folder.is_dir():
         raise FileNotFoundError(f"model folder {folder} is missing; install the package again, or pass --model FOLDER")
     outline = outline_model(str(folder.absolute()))
     outline.strides.check(clips.height, clips.width, clips.frames)
-    check_branch(str(folder.absolute() / "branch"), outline)
+    check_branch(str(folder.absolute() / "branch"), outline, clips.cameras([0]))
 
 
 def commanded_test(config: DemoConfig) -> WorldTest:

@@ -38,7 +38,7 @@ def generate(config: GenerateConfig) -> Path:
     start_s = time.perf_counter()
     _check_machine(config)
     path = camera_path(config)
-    outline = _checked_model(config)
+    outline = _checked_model(config, path)
     prefix = None if config.prefix is None else read_prefix(config, outline)
     pipeline = _loaded(config)
     loaded_s = time.perf_counter()
@@ -68,7 +68,7 @@ def _check_machine(config: GenerateConfig) -> None:
         raise invalid("out", "in a folder that can be written to", str(config.out), f"check {folder}")
 
 
-def _checked_model(config: GenerateConfig) -> "ModelOutline":
+def _checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
     """Everything that the model's small files can tell."""
     from merope.pipeline.preflight import check_branch, outline_model
     from merope.pipeline.text import Text
@@ -77,7 +77,7 @@ def _checked_model(config: GenerateConfig) -> "ModelOutline":
     outline = outline_model(config.model, config.transformer)
     outline.strides.check(config.height, config.width, config.frames)
     if config.has_branch:
-        check_branch(config.branch, outline)
+        check_branch(config.branch, outline, _cameras(path))
     text = Text(config.prompt, config.negative_prompt, None, None)
     text.check(outline.has_text, _guidance(config, outline.has_text) > 1.0, outline.transformer.config["text_dim"])
     return outline
@@ -112,11 +112,10 @@ def _sampled(
     path: Trajectory,
     prefix: Tensor | None,  # uint8 [T0, H, W, 3]
 ) -> Tensor:  # uint8 [T, H, W, 3]
-    assert path.lens is not None
     output = pipeline(
         prompt=config.prompt,
         negative_prompt=config.negative_prompt,
-        cameras=Cameras(path.world_from_camera, path.lens) if config.has_branch else None,
+        cameras=_cameras(path) if config.has_branch else None,
         prefix=prefix,
         height=config.height,
         width=config.width,
@@ -129,6 +128,11 @@ def _sampled(
     )
     frames: Tensor = output[0][0]  # [T, 3, H, W] in [0, 1]
     return (frames.float() * 255.0).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+
+
+def _cameras(path: Trajectory) -> Cameras:
+    assert path.lens is not None
+    return Cameras(path.world_from_camera, path.lens)
 
 
 def _guidance(config: GenerateConfig, has_text: bool) -> float:

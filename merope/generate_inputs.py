@@ -16,7 +16,7 @@ from merope.data.trajectory import Trajectory
 from merope.data.video import read_video
 from merope.errors import invalid
 from merope.geometry.lens_batches import picked, resized
-from merope.geometry.lenses import Lens, UnifiedCamera
+from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import resample
 
 if TYPE_CHECKING:
@@ -166,7 +166,10 @@ def _lens(config: GenerateConfig, trajectory: Trajectory) -> Lens:
 def _calibrated_lens(config: GenerateConfig, trajectory: Trajectory) -> Lens:
     """The lens as it was given, from the option that says most; a field of view is that of the clip's frames."""
     if config.fov_deg is not None:
-        return UnifiedCamera.from_fov(config.fov_deg, config.xi, config.width, config.height)
+        unified = UnifiedCamera.from_fov(config.fov_deg, config.xi, config.width, config.height)
+        if config.xi != 0.0:
+            return unified
+        return Pinhole(unified.fx, unified.fy, unified.cx, unified.cy, config.width, config.height)
     source = config.trajectory if config.lens is None else config.lens
     lens = trajectory.lens if config.lens is None else formats.read(config.lens).lens
     if lens is None:

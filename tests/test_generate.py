@@ -23,7 +23,7 @@ from merope.data.trajectory import Trajectory
 from merope.data.video import read_video, write_video
 from merope.generate import _loaded
 from merope.generate_inputs import GenerateConfig, read_prefix
-from merope.geometry.lenses import Pinhole, UnifiedCamera
+from merope.geometry.lenses import Pinhole
 from merope.geometry.trajectories import driving_path
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.pipeline.preflight import outline_model
@@ -126,7 +126,7 @@ def test_cameras_and_record_say_what_was_used(files: Path, tmp_path: Path) -> No
     assert (used.timestamps_s - torch.arange(FRAMES, dtype=torch.float64) / 12.0).abs().max() < 1e-9
     expected_m = 0.4 * 10.0 * torch.arange(FRAMES, dtype=torch.float64) / 12.0  # 0.4 m per pose at 10 Hz, 12 fps
     assert (used.world_from_camera[:, 2, 3] - expected_m).abs().max() < 1e-9
-    assert isinstance(used.lens, UnifiedCamera)
+    assert isinstance(used.lens, Pinhole)  # which PRoPE and RayRoPE ask for
     assert (used.lens.width, used.lens.height) == (WIDTH, HEIGHT)
     record = json.loads((tmp_path / "clip.json").read_text())
     assert record["settings"]["seed"] == 3
@@ -235,6 +235,9 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     attach(other, tiny_config())
     detach(other).save_pretrained(scratch / "other_branch")
     (scratch / "broken.mp4").write_bytes(b"no video")
+    pinholes_only = tiny_wan(num_layers=2)
+    attach(pinholes_only, tiny_config(encoding="prope", encoding_options={}))
+    detach(pinholes_only).save_pretrained(scratch / "prope")
     return {
         "no metres": ({"trajectory": scratch / "sfm.json"}, "--assume-metric"),
         "world-to-camera": ({"trajectory": scratch / "inverted.json"}, "invert them"),
@@ -263,6 +266,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "offload": ({"offload": True, "device": "cpu"}, "GPU"),
         "out": ({"out": scratch / "clip.gif"}, ".mp4"),
         "xi": ({"xi": 1.5}, "--fov"),
+        "lens": ({"branch": scratch / "prope", "fov": 120.0, "xi": 1.5}, "lens must be a Pinhole for PRoPE"),
         "steps": ({"steps": 0}, "steps must be at least 1"),
         "negative frames": ({"frames": -3}, "frames must be at least 1"),
         "fps": ({"fps": 0.0}, "fps must be positive"),

@@ -47,8 +47,9 @@ def test_poses_without_times_are_frames(tmp_path: Path) -> None:
     formats.write(path_of(curved_drive(7)), tmp_path / "path.txt", "kitti")
     path = camera_path(config_of(tmp_path / "path.txt", fov_deg=90.0))
     assert (path.world_from_camera - curved_drive(5)).abs().max() < 1e-12
-    assert isinstance(path.lens, UnifiedCamera)
+    assert isinstance(path.lens, Pinhole)  # as branches are trained with: PRoPE and RayRoPE refuse any other
     assert abs(float(path.lens.fx) - WIDTH / 2) < 1e-9
+    assert isinstance(camera_path(config_of(tmp_path / "path.txt", fov_deg=90.0, xi=1.0)).lens, UnifiedCamera)
 
 
 def test_lens_is_scaled_with_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

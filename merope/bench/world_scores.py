@@ -189,8 +189,8 @@ def lens_kind(lens: Lens) -> str:
     """What a lens is called where lenses are mixed, by its horizontal field of view and mirror parameter."""
     middle = lens.height / 2.0
     edges, _ = lens.unproject(torch.tensor([[0.0, middle], [lens.width, middle]], dtype=torch.float64))
-    sine, cosine = torch.linalg.cross(edges[0], edges[1]).norm(), (edges[0] * edges[1]).sum()
-    fov_deg, xi = math.degrees(torch.atan2(sine, cosine)), float(getattr(lens, "xi", 0.0))
+    off_axis_rad = torch.atan2(edges[:, :2].norm(dim=-1), edges[:, 2])  # the angle between the edges ends at 180°
+    fov_deg, xi = math.degrees(off_axis_rad.sum()), float(getattr(lens, "xi", 0.0))
     if fov_deg < WIDE_DEG:
         return "pinhole-like"
     return "fisheye" if fov_deg >= FISHEYE_DEG and xi >= FISHEYE_XI else "wide"

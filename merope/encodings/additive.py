@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Lens
+from merope.geometry.lenses import Equirectangular, Lens
 from merope.geometry.rays import check_grid, patch_pixels
 
 UP_STEP_RAD = 0.1
-"""How far a ray is turned towards the sky to see which way that is in the image."""
+"""How far a ray is turned towards the sky to see which way that is in the image; on a panorama at most half the way."""
 
 POLE_FLOOR = 1e-6
 """Sine of the angle to the vertical below which a ray has no direction "up"."""
@@ -109,9 +109,15 @@ class LatitudeUp:
         tilted = valid[..., None] & (across.detach().norm(dim=-1, keepdim=True) > POLE_FLOOR)
         cosine = torch.where(tilted, across, up).norm(dim=-1, keepdim=True)  # 1 at the poles, where it is not read
         # Rodrigues about rays × up: perpendicular to the ray, so that the third term of the formula vanishes.
-        turned = math.cos(UP_STEP_RAD) * rays + math.sin(UP_STEP_RAD) * across / cosine
+        step_rad = torch.full_like(sine, UP_STEP_RAD)
+        if isinstance(cameras.lens, Equirectangular):  # beyond the zenith a panorama goes down, on its other side
+            step_rad = torch.minimum(step_rad, torch.atan2(cosine, sine) / 2)
+        turned = step_rad.cos() * rays + step_rad.sin() * across / cosine
         pixels, seen = _project(cameras.lens, turned)
         step = pixels - patch_pixels(cameras.lens, grid).to(cameras.device)
+        if isinstance(cameras.lens, Equirectangular):  # its left and right edge are one meridian: the short way round
+            width = cameras.lens.width
+            step = torch.cat((torch.remainder(step[..., :1] + width / 2, width) - width / 2, step[..., 1:]), dim=-1)
         image_up = _unit_or_zero(step, tilted & seen[..., None])
         latitude = torch.atan2(sine, torch.where(tilted, cosine, 0.0))
         numbers = torch.cat((image_up, torch.where(valid[..., None], latitude, 0.0)), dim=-1)

@@ -34,7 +34,8 @@ def stacked(lenses: Sequence[Lens]) -> Lens:
     first = lenses[0]
     kinds = sorted({f"{type(lens).__name__} {lens.width}×{lens.height}" for lens in lenses})
     if len(kinds) > 1:
-        raise invalid("lenses", "of one kind and size within a batch", kinds, "batch clips of one camera model")
+        fix = "use clips of one camera model, or train with run.micro_batch = 1"
+        raise invalid("lenses", "of one kind and size within a batch", kinds, fix)
     shape = torch.broadcast_shapes(*(lens.batch_shape or (1,) for lens in lenses))
     values = [{name: value.expand(shape) for name, value in parameters(lens).items()} for lens in lenses]
     return replace(first, **{name: torch.stack([value[name] for value in values]) for name in values[0]})  # type: ignore[type-var]

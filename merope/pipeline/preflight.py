@@ -13,6 +13,7 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.saving import check_base
 from merope.errors import invalid
+from merope.geometry.cameras import Cameras
 from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.pipeline.strides import VideoStrides
 
@@ -65,8 +66,12 @@ def _transformer_config(model: str, folder: str | None) -> Any:
     return _config("transformer", WanTransformer3DModel, folder)
 
 
-def check_branch(branch: str, outline: ModelOutline) -> None:  # a folder, or a hub id
-    """Refuse a branch that is missing, incomplete, or was made for another base model."""
+def check_branch(
+    branch: str,  # a folder, or a hub id
+    outline: ModelOutline,
+    cameras: Cameras,  # of one clip
+) -> None:
+    """Refuse a branch that is missing, incomplete, made for another base model, or of a method without such lenses."""
     folder = local_folder("branch", branch)
     if folder is not None and not (folder / "config.json").is_file():
         fix = "pass a folder that branch.save_pretrained wrote"
@@ -75,6 +80,11 @@ def check_branch(branch: str, outline: ModelOutline) -> None:  # a folder, or a 
     if folder is not None and config.get("integration") != "rerope":  # which has no weights of its own
         check_weights(folder)
     check_base(config, outline.transformer)
+    with torch.device("meta"):
+        encoding = CameraBranch.from_config(config).encoding
+    if encoding is not None:
+        content = torch.zeros(1, 1, encoding.content_channels) if encoding.content_channels else None
+        encoding.plan(cameras.at(slice(0, 1)), (1, 1), content=content)  # PRoPE and RayRoPE do not take every lens
 
 
 def local_folder(name: str, given: str) -> Path | None:

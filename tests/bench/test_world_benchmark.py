@@ -173,7 +173,7 @@ def test_the_three_clips_of_a_world_start_from_one_noise_and_worlds_from_others(
 
 def test_lenses_are_told_apart_and_grouped() -> None:
     kinds = {(70, 0.0): "pinhole-like", (80, 1.2): "pinhole-like", (100, 1.0): "wide", (140, 0.1): "wide"}
-    for (fov_deg, xi), kind in (kinds | {(140, 1.0): "fisheye"}).items():
+    for (fov_deg, xi), kind in (kinds | {(140, 1.0): "fisheye", (260, 1.0): "fisheye"}).items():
         assert lens_kind(UnifiedCamera.from_fov(fov_deg, xi, 128, 72)) == kind
     mixed = replace(CLIPS, fov_deg=(60.0, 150.0), xi=(0.0, 1.5))
     clip = clips_of_world(WorldTest(worlds=1), mixed, FIRST_TEST_SEED, CPU)[0]

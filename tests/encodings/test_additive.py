@@ -171,6 +171,15 @@ def test_up_of_a_level_camera_is_up_everywhere() -> None:
     assert (rows - torch.tensor([3, 1, -1, -3], dtype=torch.float64)[:, None] * math.pi / 8).abs().max() < 1e-12
 
 
+def test_up_on_a_panorama_crosses_neither_its_edges_nor_the_zenith() -> None:
+    """Its left and right edge are neighbours."""
+    level = LatitudeUp().features(Cameras(turn("y", 0.7)[None], Equirectangular(150, 90)), (30, 6))[0]
+    assert (level[:, :2] - torch.tensor([0.0, -1.0])).abs().max() < 1e-9
+    rolled = LatitudeUp().features(Cameras(turn("z", 0.5)[None], Equirectangular(256, 128)), (18, 64))
+    up = rolled.reshape(18, 64, 3)[..., :2]
+    assert (up[:, 0] - up[:, -1]).norm(dim=-1).max() < 0.1
+
+
 @given(seed=st.integers(0, 10**6), lens=st.sampled_from(["pinhole", "fisheye"]))
 def test_up_is_a_rotation_of_the_world_ray_by_a_tenth_of_a_radian(seed: int, lens: str) -> None:
     """Against a rotation matrix about d × up, in world coordinates; and the features know nothing of yaw or place."""

@@ -19,7 +19,7 @@ from merope.commands.models import _key_and_value
 from merope.data import formats
 from merope.data.trajectory import Trajectory
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
-from merope.geometry.lenses import Equirectangular, Pinhole
+from merope.geometry.lenses import Equirectangular, Pinhole, UnifiedCamera
 from merope.geometry.poses import inverse, relative, transform
 
 DATA = Path(__file__).parents[1] / "data"
@@ -112,6 +112,12 @@ def test_hand_made_array_and_its_sidecar(tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", HAND_MADE[None, :3].numpy())
     with pytest.raises(ValueError, match=r"list.json must be a list with other.npy, got 2 others"):
         formats.read(tmp_path / "other.npy", sidecar=tmp_path / "list.json", image_size=(512, 288))
+
+
+def test_an_image_circle_has_no_field_of_view_for_panshot(tmp_path: Path) -> None:
+    circle = Trajectory(HAND_MADE[None], False, "a test", lens=UnifiedCamera(60.0, 60.0, 256.0, 144.0, 1.8, 512, 288))
+    with pytest.raises(ValueError, match=r"a lens that sees the right edge of its image for panshot, got a circle"):
+        formats.write(circle, tmp_path / "circle.npy", "panshot")
 
 
 @pytest.mark.parametrize("path", RE10K, ids=lambda path: path.stem)

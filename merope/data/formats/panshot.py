@@ -81,5 +81,8 @@ def _x_fov_deg(lens: Lens) -> float:
     if not is_centred:
         expected = "one centred UnifiedCamera with fx = fy for panshot"
         raise invalid("trajectory.lens", expected, repr(lens)[:80], "write merope JSON, which keeps any lens")
-    ray, _ = lens.unproject(torch.tensor([lens.width, lens.height / 2], dtype=torch.float64))
+    ray, seen = lens.unproject(torch.tensor([lens.width, lens.height / 2], dtype=torch.float64))
+    if not bool(seen):
+        expected = "a lens that sees the right edge of its image for panshot"
+        raise invalid("trajectory.lens", expected, "a circle inside it", "write merope JSON, which keeps any lens")
     return 2.0 * math.degrees(math.atan2(float(ray[0]), float(ray[2])))
