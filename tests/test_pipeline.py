@@ -196,6 +196,14 @@ class TestCameras:
         noise = [latents_of(pipe, "a street", drive(13), video(5), generator=dice(3 + k)) for k in range(2)]
         assert (shared - torch.cat(noise)).abs().max() < 1e-4
 
+    def test_compiled_transformer_knows_other_times(self) -> None:
+        options = {"attention_kwargs": {"times": [0.0, 2.0, 4.0, 6.0]}}
+        pipe = tiny_pipeline()
+        expected = latents_of(pipe, "rain", drive(13), **options)
+        assert (latents_of(pipe, "rain", drive(13)) - expected).abs().max() > 1e-4
+        pipe.transformer.compile(backend="eager")
+        assert torch.equal(latents_of(pipe, "rain", drive(13), **options), expected)
+
     @pytest.mark.parametrize("in_place", [False, True])
     def test_compiled_transformer_is_given_a_finished_plan(self, in_place: bool) -> None:
         """Plans are made outside the compiled call. The stance keeps the wrapper and leaves out the compiler."""
@@ -325,6 +333,20 @@ class TestDiffusersManners:
         assert torch.equal(
             latents_of(pipe, "rain", num_inference_steps=1, **options), latents_of(pipe, "rain", num_inference_steps=1)
         )
+
+    def test_callback_may_end_guidance(self) -> None:
+        """diffusers' dynamic guidance: a scale of 0 from some step on leaves the prompt, not the negative prompt."""
+        pipe = tiny_pipeline(with_branch=False)
+        wan = WanPipeline(**pipe.components, expand_timesteps=True)
+        wan.set_progress_bar_config(disable=True)
+
+        def end(pipe: Any, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            pipe._guidance_scale = 0.0
+            return tensors
+
+        options = {"negative_prompt": "night", "guidance_scale": 4.0, "callback_on_step_end": end}
+        expected = wan("rain", **{**SHORT, **options}, generator=dice(), output_type="latent").frames
+        assert torch.equal(latents_of(pipe, "rain", **options), expected)
 
     def test_lora_acts_beside_a_branch(self, tmp_path: Path) -> None:
         trained = tiny_pipeline(with_branch=False)

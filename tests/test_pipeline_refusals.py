@@ -49,6 +49,8 @@ def without_models(pipe: CameraVideoPipeline) -> CameraVideoPipeline:
         ({"cameras": drive(20)}, "keep the first 13"),
         ({"cameras": drive(4)}, "one per RGB frame"),
         ({"cameras": drive(13).world_from_camera}, "merope.Cameras"),
+        ({"attention_kwargs": {"cameras": drive(4)}}, "pass cameras= to the pipeline"),
+        ({"attention_kwargs": {"history": None}}, "pass history= to the pipeline"),
         ({"cameras": None}, "cameras must be given to a model with a camera branch"),
         (
             {"cameras": Cameras(drive(13).world_from_camera, Pinhole(9.0, 9.0, 8.0, 8.0, 16, 16))},
@@ -85,6 +87,8 @@ def test_refused_before_any_model_runs(changes: dict[str, Any], message: str) ->
 def test_refused_without_branch_or_text_encoder() -> None:
     with pytest.raises(ValueError, match="without a camera branch"):
         without_models(tiny_pipeline(with_branch=False))("a street", drive(13), **SHORT)
+    with pytest.raises(ValueError, match=r"attention_kwargs.* must be left out"):
+        without_models(tiny_pipeline(with_branch=False))("a", attention_kwargs={"cameras": drive(4)}, **SHORT)
     bare = without_models(tiny_pipeline(with_branch=False, with_text=False))
     with pytest.raises(ValueError, match="pass prompt_embeds"):
         bare("a street", **SHORT)

@@ -8,6 +8,7 @@ torch.compile sees plain tensor inputs. Nothing is kept on the side while blocks
 
 import copy
 import difflib
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -113,25 +114,49 @@ class Prepares(Protocol):
         """Everything that blocks need to know about these cameras and references."""
 
 
+@dataclass(eq=False)
+class _Forward:
+    """What the hooks of one forward tell each other."""
+
+    condition: CameraCondition | None = None
+    embed: nn.Module | None = None  # makes tokens of the references, on the way to the blocks
+    extra_frames: int = 0  # to be dropped from the output
+
+
+class _OfThread(threading.local):
+    """Threads that share a transformer have a forward under way each."""
+
+    def __init__(self) -> None:
+        self.forward = _Forward()
+
+
 class CameraInput:
     """The hooks, and the conditions of the last clips so that denoising steps and guidance passes share one.
 
     A condition is found by the identity of the `Cameras` object and of the history, the times, the shape, device and
     precision of the latents, and the version counters of all their tensors: editing them in place makes a new one.
+    Tensors of inference mode have no counter; their values are compared.
     Poses that want gradients are never kept, because their graph belongs to one backward pass.
     """
 
     def __init__(self, branch: Prepares) -> None:
         self.branch = branch
         self._kept: list[tuple[tuple[object, ...], CameraCondition]] = []
-        self._pending: CameraCondition | None = None
-        self._embed: nn.Module | None = None  # makes tokens of the references, on the way to the blocks
-        self._extra_frames = 0  # of the forward under way, to be dropped from its output
+        self._threads, self._traced = _OfThread(), _Forward()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CameraInput":
         memo[id(self)] = fresh = CameraInput(self.branch)
         fresh.branch = copy.deepcopy(self.branch, memo)
         return fresh
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as new hooks of the same branch."""
+        return CameraInput, (self.branch,)
+
+    @property
+    def _underway(self) -> _Forward:
+        """The forward under way; a graph has its own, because torch.compile does not trace what belongs to threads."""
+        return self._traced if torch.compiler.is_compiling() else self._threads.forward
 
     def before_forward(
         self, transformer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -146,17 +171,22 @@ class CameraInput:
         history = given.pop(HISTORY, None)
         _check_spelling(given)
         condition = self.condition(cameras, latents, times, history)
-        self._pending, self._embed, self._extra_frames = condition, None, 0
+        if condition is cameras:
+            _check_ready(condition, latents, transformer.config.patch_size)
+        underway = self._underway
+        underway.condition, underway.embed, underway.extra_frames = condition, None, 0
         if condition.appended is not None:
-            self._extra_frames = condition.appended.count
+            underway.extra_frames = condition.appended.count
             args, kwargs = with_references(args, kwargs, condition.appended, transformer.config.patch_size)
         elif condition.history is not None:
-            self._embed = transformer.patch_embedding  # offloaded weights are not on the device before the forward
+            underway.embed = transformer.patch_embedding  # offloaded weights are not on the device before the forward
         return args, {**kwargs, "attention_kwargs": given}
 
     def after_rope(self, rope: nn.Module, args: tuple[Any, ...], native: tuple[Tensor, Tensor]) -> CameraRotary:
         """Forward hook of the rotary embedding: hand the cameras to the blocks."""
-        (condition, embed), self._pending, self._embed = (self._pending, self._embed), None, None
+        underway = self._underway
+        condition, embed = underway.condition, underway.embed
+        underway.condition = underway.embed = None
         if condition is None:
             fix = "call the transformer, not its parts"
             raise invalid(CAMERAS, "given before the rotary embedding runs", None, fix)
@@ -170,7 +200,8 @@ class CameraInput:
 
     def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Forward hook of the transformer: references are not generated, so what came out for them goes."""
-        return without_references(output, self._extra_frames) if self._extra_frames else output
+        extra_frames = self._underway.extra_frames
+        return without_references(output, extra_frames) if extra_frames else output
 
     def condition(
         self,
@@ -221,6 +252,22 @@ def _check_spelling(others: Iterable[str]) -> None:
             raise invalid(f'attention_kwargs["{name}"]', "a known key", repr(name), f"did you mean {near[0]!r}?")
 
 
+def _check_ready(
+    condition: CameraCondition,
+    latents: Tensor,  # [B, channels, T, H, W]
+    patch: tuple[int, int, int],
+) -> None:
+    """Refuse cameras made ready for latents of another shape: where they have as many tokens, nothing else would."""
+    if condition.gather is not None:  # this rank holds some frames of the clip
+        return
+    references = 0 if condition.appended is None else condition.appended.count
+    made_for = (condition.cameras.count - references, *condition.grid)
+    here = tuple(size // step for size, step in zip(latents.shape[2:], patch, strict=True))
+    if made_for != here:
+        fix = "call branch.prepare(cameras, latents) with latents of this shape"
+        raise invalid("cameras made ready", f"for tokens (frames, rows, columns) {here}", made_for, fix)
+
+
 @dataclass(frozen=True)
 class _Same:
     """Equal only to a holder of the very same object, which it keeps alive so that its id is not used again."""
@@ -234,13 +281,23 @@ class _Same:
         return id(self.held)
 
 
+class _Values:
+    """Equal to a holder of the same numbers; keeps them as they are now."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.held = tensor.clone()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Values) and torch.equal(self.held, other.held)
+
+
 def _key(
     cameras: Cameras, latents: Tensor, times: Times | None, history: HistoryReferences | None
 ) -> tuple[object, ...]:
     return (
         _Same(cameras),
         _Same(history),
-        tuple(None if x.is_inference() else x._version for x in _tensors(cameras, history)),
+        tuple(_Values(x) if x.is_inference() else x._version for x in _tensors(cameras, history)),
         None if times is None else torch.as_tensor(times).tolist(),
         tuple(latents.shape),
         latents.device,

@@ -183,6 +183,7 @@ def with_references(
     tokens = tokens_per_frame(video, patch)
     if timestep.ndim == 1:
         timestep = timestep[:, None].expand(-1, video.shape[2] * tokens)
+    timestep = timestep.expand(video.shape[0], -1)  # Wan takes one of all samples, too
     clean = timestep.new_zeros(video.shape[0], history.count * tokens)
     changed = (torch.cat((video, history.latents.to(video)), dim=2), torch.cat((timestep, clean), dim=1))
     by_name = dict(zip(names[len(args) :], changed[len(args) :], strict=True))

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
 from merope.adapters.camera_branch import CameraBranch, base_fields
@@ -20,17 +21,24 @@ def read_branch(
     **options: Any,  # of diffusers' from_pretrained
 ) -> CameraBranch:
     """The branch in a folder or on the hub, complete and made for a model like this transformer; not attached yet."""
-    _check_exists(folder_or_hub_id)
+    _check_exists(folder_or_hub_id, options.get("subfolder") or "")
     config = CameraBranch.load_config(folder_or_hub_id, **options)
     check_base(config, transformer)
     if config["integration"] == "rerope":  # has no weights of its own
         return CameraBranch.from_config(config)
+    if asked_dtype(options) is None:  # diffusers would read float64 as float32
+        options["dtype"] = torch.float64 if transformer.dtype == torch.float64 else torch.float32
     branch, info = CameraBranch.from_pretrained(folder_or_hub_id, output_loading_info=True, **options)
     problems = {kind: info[kind] for kind in ("missing_keys", "unexpected_keys") if info[kind]}
     if problems:
         fix = "save the branch again with save_pretrained"
         raise invalid("the branch's weights", "those of its config.json", problems, fix)
     return branch
+
+
+def asked_dtype(options: Mapping[str, Any]) -> torch.dtype | None:
+    """The dtype among options of diffusers' from_pretrained, under its new or its old name."""
+    return options.get("dtype") or options.get("torch_dtype")
 
 
 def check_base(config: Mapping[str, Any], transformer: WanTransformer3DModel) -> None:
@@ -50,9 +58,10 @@ def check_base(config: Mapping[str, Any], transformer: WanTransformer3DModel) ->
         raise invalid("transformer", f"like the branch's base model{origin}", "; ".join(differences), fix)
 
 
-def _check_exists(folder_or_hub_id: str | PathLike[str]) -> None:
+def _check_exists(folder_or_hub_id: str | PathLike[str], subfolder: str) -> None:
     folder = Path(folder_or_hub_id)
     if folder.is_dir():
+        folder = folder / subfolder
         if not (folder / "config.json").is_file():
             raise invalid(str(folder), "a folder with config.json", "one without", "pass what save_pretrained wrote")
     elif not HUB_ID.fullmatch(str(folder_or_hub_id)):

@@ -19,11 +19,12 @@ from torch.utils.hooks import RemovableHandle
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraInput
-from merope.adapters.saving import read_branch
+from merope.adapters.saving import asked_dtype, read_branch
 from merope.errors import invalid
 
 ATTACHMENT = "_merope_attachment"
 PROCESSOR = r"attn1\.processor"
+GROUP_OFFLOADING = "group_offloading"  # diffusers' name of the hook
 
 
 @dataclass
@@ -56,17 +57,19 @@ def load_branch(
 ) -> CameraBranch:
     """Attach a branch that `branch.save_pretrained` (or `push_to_hub`) wrote.
 
-    options: those of diffusers' `from_pretrained` (revision, token, cache_dir, local_files_only, …). A base model that
-    the branch was not made for is refused with all differences.
+    options: those of diffusers' `from_pretrained` (revision, subfolder, token, cache_dir, local_files_only, …). `dtype`
+    is that of the branch, by default its block's. A base model that the branch was not made for is refused with all
+    differences.
     """
     _check_transformer(transformer)
     branch = read_branch(folder_or_hub_id, transformer, **options)
-    _install(transformer, branch)
+    _install(transformer, branch, asked_dtype(options))
     return branch
 
 
 def detach(transformer: WanTransformer3DModel) -> CameraBranch:
     """Take the branch off: the base model is as it was, with its own keys. The branch is returned, whole."""
+    transformer = _uncompiled(transformer)
     attachment = transformer.__dict__.pop(ATTACHMENT, None)
     if attachment is None:
         raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
@@ -81,7 +84,7 @@ def detach(transformer: WanTransformer3DModel) -> CameraBranch:
 
 def attached_branch(transformer: WanTransformer3DModel) -> CameraBranch | None:
     """The camera branch of a transformer, None where it has none."""
-    attachment = transformer.__dict__.get(ATTACHMENT)
+    attachment = _uncompiled(transformer).__dict__.get(ATTACHMENT)
     return None if attachment is None else attachment.branch
 
 
@@ -94,13 +97,14 @@ def camera_input(transformer: WanTransformer3DModel) -> CameraInput:
     return inputs
 
 
-def _install(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+def _install(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: torch.dtype | None = None) -> None:
     _check_replaced(transformer, branch)
+    _check_unmoved(transformer, branch)
     for index, processor in branch.processors().items():
         attn = _self_attention(transformer, index)
         weight = attn.to_q.weight
         computes = weight.is_floating_point() and weight.dtype.itemsize > 1  # not float8, only kept for storage
-        processor.to(weight.device, weight.dtype if computes else torch.bfloat16)
+        processor.to(weight.device, dtype or (weight.dtype if computes else torch.bfloat16))
         processor.train(transformer.training)
         processor.base = attn.processor
         attn.set_processor(processor)  # type: ignore[arg-type]  # diffusers lists only its own classes
@@ -117,6 +121,12 @@ def _install(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
     transformer._skip_layerwise_casting_patterns = [*(uncast or ()), PROCESSOR]  # a branch has its own precision
 
 
+def _uncompiled(transformer: Any) -> WanTransformer3DModel:
+    """The model itself behind torch.compile's wrapper."""
+    model: WanTransformer3DModel = getattr(transformer, "_orig_mod", transformer)
+    return model
+
+
 def _self_attention(transformer: WanTransformer3DModel, index: int) -> WanAttention:
     attn = transformer.blocks[index].attn1
     assert isinstance(attn, WanAttention)
@@ -130,6 +140,25 @@ def _check_replaced(transformer: WanTransformer3DModel, branch: CameraBranch) ->
         if isinstance(found, nn.Module) and found.state_dict():
             fix = "call transformer.set_attn_processor(WanAttnProcessor()) first"
             raise invalid(f"processor of block {index}", "one without weights", type(found).__name__, fix)
+
+
+def _check_unmoved(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+    """Hooks of diffusers and accelerate are put on the layers that are there; a branch that comes later has none."""
+    for index in branch.processors():
+        attn = _self_attention(transformer, index)
+        if getattr(attn.processor, "_parallel_config", None) is not None:
+            fix = "shard samples instead"
+            raise invalid("transformer", "without context parallelism", f"block {index} with it", fix)
+        if any(_has_offload_hook(layer) for layer in attn.to_q.modules()):
+            fix = "attach or load the branch first, then call enable_sequential_cpu_offload or enable_group_offload"
+            raise invalid("transformer", "one whose layers are not offloaded yet", f"block {index} offloaded", fix)
+
+
+def _has_offload_hook(layer: nn.Module) -> bool:
+    """Whether the weights of a layer come for its forward and go after it, be it accelerate's or diffusers' doing."""
+    hooks = getattr(layer, "_diffusers_hook", None)
+    is_grouped = hooks is not None and hooks.get_hook(GROUP_OFFLOADING) is not None
+    return is_grouped or getattr(getattr(layer, "_hf_hook", None), "offload", False)
 
 
 def _check_processors(transformer: WanTransformer3DModel, args: tuple[Any, ...]) -> None:

@@ -27,6 +27,7 @@ from merope.geometry.cameras import Cameras
 from merope.pipeline.conditions import (
     Frames,
     batch_size,
+    check_attention_kwargs,
     check_cameras,
     check_choices,
     check_noise,
@@ -87,7 +88,7 @@ class CameraVideoPipeline(WanPipeline):
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **options: Any) -> None:
         """Save the components. A camera branch is saved on its own, because base models are loaded without one."""
-        if attached_branch(_uncompiled(self.transformer)) is not None:
+        if attached_branch(self.transformer) is not None:
             fix = "save it with branch = merope.detach(pipe.transformer); branch.save_pretrained(folder)"
             raise invalid("transformer", "without a camera branch", "one with a branch", fix)
         super().save_pretrained(save_directory, *args, **options)
@@ -136,9 +137,10 @@ class CameraVideoPipeline(WanPipeline):
         clean_frames = None if prefix is None else prefix_tensor(prefix)
         self._check(text, cameras, clean_frames, height, width, num_frames, guidance_scale)
         check_choices(output_type, callback_on_step_end_tensor_inputs, self._callback_tensor_inputs)
+        check_attention_kwargs(attention_kwargs or {})
         batch = batch_size(text.count, cameras, clean_frames)
         if history is not None:
-            branch = attached_branch(_uncompiled(self.transformer))
+            branch = attached_branch(self.transformer)
             check_history(history, branch, batch, height, width, self.strides.latent_frames(num_frames))
         shape = self._latent_shape(batch, height, width, num_frames)
         check_noise(shape, latents, generator)
@@ -155,8 +157,8 @@ class CameraVideoPipeline(WanPipeline):
             clean = self.encode_frames(clean_frames).to(device).expand(batch, -1, -1, -1, -1)
         if cameras is not None:
             references = history.encoded(self.encode_frames) if isinstance(history, HistoryFrames) else history
-            conditions = self._camera_conditions(cameras, latents, references)
-            attention_kwargs = {**(attention_kwargs or {}), **conditions}
+            given = attention_kwargs or {}
+            attention_kwargs = {**given, **self._camera_conditions(cameras, latents, references, given.get("times"))}
 
         self.scheduler.set_timesteps(num_inference_steps, device=device)
         self.scheduler.set_begin_index(0)
@@ -181,7 +183,7 @@ class CameraVideoPipeline(WanPipeline):
         self.strides.check(height, width, num_frames)
         if prefix is not None:
             check_prefix(prefix, self.strides, height, width, num_frames)
-        has_branch = attached_branch(_uncompiled(self.transformer)) is not None
+        has_branch = attached_branch(self.transformer) is not None
         if has_branch and cameras is None:
             raise invalid("cameras", "given to a model with a camera branch", None, "pass one camera per RGB frame")
         if cameras is not None:
@@ -197,16 +199,17 @@ class CameraVideoPipeline(WanPipeline):
         return batch, self.transformer.config.in_channels, self.strides.latent_frames(num_frames), rows, columns
 
     def _camera_conditions(
-        self, cameras: Cameras, latents: Tensor, history: HistoryReferences | None
+        self, cameras: Cameras, latents: Tensor, history: HistoryReferences | None, times: Any
     ) -> dict[str, Any]:
         """What the branch takes: the cameras of latent frames, whose plan it makes once, or that plan if compiled."""
         of_latents = latent_cameras(cameras, self.strides.frames).to(latents.device)
-        original = _uncompiled(self.transformer)
-        if original is self.transformer and self.transformer._compiled_call_impl is None:
+        is_wrapped, in_place = hasattr(self.transformer, "_orig_mod"), self.transformer._compiled_call_impl is not None
+        if not (is_wrapped or in_place):  # by torch.compile
             return {"cameras": of_latents} if history is None else {"cameras": of_latents, "history": history}
-        branch = attached_branch(original)
+        branch = attached_branch(self.transformer)
         assert branch is not None
-        return {"cameras": branch.prepare(of_latents, latents.to(self.transformer.dtype), history=history)}
+        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, history)
+        return {"cameras": ready, "times": None}
 
     def _embedded(self, text: Text, batch: int, max_sequence_length: int) -> Embeddings:
         """Prompts as WanPipeline embeds them, one per clip. No text is a zero vector, which is how Wan pads."""
@@ -292,7 +295,7 @@ class CameraVideoPipeline(WanPipeline):
             return velocity.to(latents.dtype)  # or schedulers would round latents to the model's bfloat16
 
         conditioned = predicted(text.positive, "cond")
-        if text.negative is None:
+        if text.negative is None or not self.do_classifier_free_guidance:  # callbacks may end guidance
             return conditioned
         unconditioned = predicted(text.negative, "uncond")
         return unconditioned + self.guidance_scale * (conditioned - unconditioned)
@@ -342,11 +345,6 @@ class CameraVideoPipeline(WanPipeline):
 
     def _decoded(self, latents: Tensor, output_type: str) -> Any:
         return self.video_processor.postprocess_video(self.decode_latents(latents), output_type=output_type)
-
-
-def _uncompiled(transformer: Any) -> Any:
-    """The model itself behind torch.compile's wrapper."""
-    return getattr(transformer, "_orig_mod", transformer)
 
 
 def _with_prefix(latents: Tensor, clean: Tensor) -> Tensor:  # [B, C, T, h, w], [B, C, K, h, w] -> [B, C, T, h, w]

@@ -1,6 +1,6 @@
 """What a clip is conditioned on and asked for, checked before any model runs: cameras, clean prefix, noise, output."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,14 @@ def check_cameras(cameras: Cameras, height: int, width: int, num_frames: int) ->
         fix = f"if the images are scaled, use merope.geometry.lens_batches.resized(lens, {width}, {height})"
         expected = f"for images of {width}×{height}, the size of the video"
         raise invalid("cameras.lens", expected, f"{lens.width}×{lens.height}", fix)
+
+
+def check_attention_kwargs(names: Iterable[str]) -> None:
+    """Refuse what diffusers' own pipelines pass on: it would be overwritten here, or ignored without a branch."""
+    for name in ("cameras", "history"):
+        if name in names:
+            fix = f"pass {name}= to the pipeline, cameras those of every RGB frame"
+            raise invalid(f'attention_kwargs["{name}"]', "left out", name, fix)
 
 
 def latent_cameras(cameras: Cameras, frame_stride: int) -> Cameras:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -84,6 +86,49 @@ def test_editing_cameras_in_place_is_seen() -> None:
     assert (moved - before).abs().max() > 1e-3
     lens.fx[1] = 60.0
     assert (run(transformer, clip) - moved).abs().max() > 1e-3
+
+
+def test_editing_cameras_of_inference_mode_is_seen(made: list[Encoding]) -> None:
+    """Their tensors have no version counter."""
+    transformer = tiny_wan()
+    perturb(attach(transformer, tiny_config()))
+    with torch.inference_mode():
+        clip = cameras()
+        before = run(transformer, clip)
+        run(transformer, clip)
+        assert len(made) == 1
+        clip.world_from_camera[2, 0, 3] += 2.0
+        assert (run(transformer, clip) - before).abs().max() > 1e-3
+
+
+def test_threads_that_share_a_transformer_have_their_own_cameras() -> None:
+    """As servers run several requests on one model: both have handed in their cameras before either block runs."""
+    transformer = tiny_wan(num_layers=2)
+    perturb(attach(transformer, tiny_config()))
+    clips = cameras(), cameras(seed=3)
+    expected = [run(transformer, clip) for clip in clips]
+    both = threading.Barrier(2)
+
+    def wait(module: object, args: object) -> None:
+        both.wait(timeout=30)
+
+    transformer.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(2) as pool:
+        outputs = list(pool.map(lambda clip: run(transformer, clip), clips))
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+    loaded = pickle.loads(pickle.dumps(camera_input(transformer)))
+    assert type(loaded) is type(camera_input(transformer))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 6, 4), (2, 4, 6, 2, 6)])
+def test_cameras_made_ready_for_another_shape_of_as_many_tokens_are_refused(shape: tuple[int, ...]) -> None:
+    """Portrait for landscape, or other frames: rows would be taken for columns in silence."""
+    transformer = tiny_wan(num_layers=2)
+    branch = attach(transformer, tiny_config())
+    ready = branch.prepare(cameras(), tiny_inputs()["hidden_states"])
+    run(transformer, ready)
+    with pytest.raises(ValueError, match="cameras made ready must be for tokens"):
+        run(transformer, ready, **tiny_inputs(shape=shape))
 
 
 def test_gradients_reach_the_poses_in_every_backward(made: list[Encoding]) -> None:

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline
+from accelerate import cpu_offload
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from peft import LoraConfig
 from torch import Tensor
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
-from merope.adapters.wan import attach, detach
+from merope.adapters.wan import attach, attached_branch, detach
 
 LORA = LoraConfig(r=2, target_modules=["to_q", "to_k", "to_v", "to_out.0"], init_lora_weights=False)
 
@@ -133,3 +134,42 @@ def test_layerwise_casting_leaves_the_branch_alone() -> None:
     assert {parameter.dtype for parameter in late.parameters()} == {torch.bfloat16}
     detach(plain)
     assert plain._skip_layerwise_casting_patterns == patterns
+
+
+@pytest.mark.parametrize("way", ["sequential", "leaf_level"])
+def test_offloading_comes_after_the_branch(way: str) -> None:
+    """Its hooks are put on the layers that are there: weights that come later would be lost or stay away."""
+
+    def offload(model: WanTransformer3DModel) -> None:
+        device = torch.device("cpu")
+        if way == "sequential":
+            cpu_offload(model, device, offload_buffers=True)
+        else:
+            model.enable_group_offload(onload_device=device, offload_device=device, offload_type=way)
+
+    transformer, late = tiny_wan(), tiny_wan()
+    perturb(attach(transformer, tiny_config()))
+    with torch.no_grad():
+        expected = run(transformer, cameras())
+        offload(transformer)
+        assert torch.equal(run(transformer, cameras()), expected)
+    offload(late)
+    with pytest.raises(ValueError, match=r"not offloaded yet.* attach or load the branch first"):
+        attach(late, tiny_config())
+
+
+def test_context_parallelism_before_the_branch_is_refused() -> None:
+    transformer = tiny_wan()
+    transformer.blocks[1].attn1.processor._parallel_config = object()
+    with pytest.raises(ValueError, match="without context parallelism"):
+        attach(transformer, tiny_config())
+
+
+def test_a_compiled_model_gives_its_branch_back() -> None:
+    transformer = tiny_wan()
+    base = run(transformer)
+    branch = perturb(attach(transformer, tiny_config()))
+    compiled = torch.compile(transformer, backend="eager")
+    assert attached_branch(compiled) is branch
+    assert detach(compiled) is branch
+    assert torch.equal(run(transformer), base)

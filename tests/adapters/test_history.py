@@ -104,6 +104,12 @@ def test_appended_references_are_frames_at_noise_level_zero() -> None:
     assert torch.equal(positional, expected)
 
 
+def test_one_timestep_serves_all_samples() -> None:
+    transformer = wan_with("sa")
+    one = run_with(transformer, references(), timestep=torch.tensor([500]))
+    assert torch.equal(one, run_with(transformer, references(), timestep=torch.tensor([500, 500])))
+
+
 def test_the_backbone_sees_the_tag() -> None:
     """Wan's own rotary embedding at frames 0, 1, 2, 101, 102."""
     transformer, base = wan_with("sa", perturbed=False), tiny_wan(num_layers=2)

@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_save_and_load_give_identical_outputs(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
     transformer = tiny_wan(dtype)
     branch = perturb(attach(transformer, tiny_config(**VARIANTS[variant])))
@@ -128,6 +128,17 @@ def test_a_hub_id(tmp_path: Path) -> None:
     other = tiny_wan()
     load_branch(other, "someone/branch", cache_dir=tmp_path, local_files_only=True)
     assert torch.equal(run(other, cameras()), run(transformer, cameras()))
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_weights_keep_the_precision_that_is_asked_for(tmp_path: Path, name: str) -> None:
+    """Float32 weights on a half-precision model go on being trained where they were."""
+    branch = perturb(attach(tiny_wan(), tiny_config()))
+    branch.save_pretrained(tmp_path / "camera")
+    loaded = load_branch(tiny_wan(torch.bfloat16), tmp_path, subfolder="camera", **{name: torch.float32})
+    for one, other in zip(branch.parameters(), loaded.parameters(), strict=True):
+        assert other.dtype == torch.float32
+        assert torch.equal(one, other)
 
 
 def test_a_model_of_pixels_has_a_camera_for_every_frame(tmp_path: Path) -> None:
