@@ -1,7 +1,7 @@
 """Latents and text on disk, so that the VAE and the text encoder run once per clip.
 
     cache.json                   what was cached: model, data, sizes
-    clips.jsonl                  one row per clip: id, file, caption
+    clips.jsonl                  one row per clip: id, file, caption, and what the clip was made of
     latents/<id>.safetensors     "latents" [C, T, H, W]; beside it <id>.json with the poses and the lens
     text/<id>.safetensors        "text" [l, D] without its padding and "length" L with it, one file per caption; the
                                  empty prompt is one of them
@@ -32,7 +32,7 @@ from torch import Tensor
 from merope.data.clip import Clip
 from merope.data.curate import check_unique
 from merope.data.formats import read, write
-from merope.data.loader import ClipSource
+from merope.data.loader import MOST_STAND_INS, ClipSource
 from merope.data.trajectory import Trajectory
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
@@ -66,17 +66,22 @@ def write_cache(
     encode_text: Callable[[str], Tensor],  # -> [L, D]
     about: dict[str, Any],  # what decides the content; a cache of something else is not added to
     workers: int = 1,  # threads that read clips while others are encoded
+    made_of: Callable[[int], Any] | None = None,  # index -> what a clip follows from, as JSON; others are made again
 ) -> dict[str, str]:  # name -> why it was skipped
-    """Encode every clip of a source that is not there yet. Clips that cannot be read are named and left out."""
+    """Encode every clip of a source that is not there yet, or is there as something else.
+
+    Clips that cannot be read are named and left out.
+    """
     names = [source.name(index) for index in range(len(source))]
     check_unique("names of clips", names)  # a file is named after its clip
     _begin(folder, about)
     _text_file(folder, "", encode_text)
-    missing = [index for index, name in enumerate(names) if not _row_file(folder, name).exists()]
+    recipes = [None if made_of is None else made_of(index) for index in range(len(names))]
+    missing = [index for index, name in enumerate(names) if not _is_there(folder, name, recipes[index])]
     started_s, skipped = time.perf_counter(), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
         if isinstance(clip, Clip):
-            _write_clip(folder, names[index], clip, encode_frames, encode_text)
+            _write_clip(folder, names[index], clip, encode_frames, encode_text, recipes[index])
         else:
             skipped[names[index]] = str(clip)
             print(f"skipped clip {names[index]}: {clip}", file=sys.stderr)
@@ -91,7 +96,7 @@ class CachedSource:
     """A cache as a table of clips."""
 
     folder: Path
-    rows: Sequence[dict[str, str]]
+    rows: Sequence[dict[str, Any]]
 
     @classmethod
     def open(cls, folder: Path) -> "CachedSource":
@@ -118,6 +123,15 @@ class CachedSource:
             text=self.text(row["caption"]),
             trajectory=read(self.folder / "latents" / f"{row['file']}.json", "merope"),
         )
+
+    def first_readable(self) -> CachedClip:
+        """The first clip that can be read, of a few: training does without those that cannot."""
+        for index in range(min(len(self), MOST_STAND_INS)):
+            try:
+                return self.clip(index)
+            except Exception as error:  # whatever a broken file sets off
+                reason = f"{self.name(index)}: {error}"
+        raise invalid(f"clips of {self.folder}", "such that can be read", reason, "cache them again")
 
     def text(self, caption: str) -> Tensor:  # [L, D]
         """The embedding of a caption that occurs in the cache, or of the empty prompt; padded with zeros as Wan does.
@@ -183,17 +197,25 @@ def _write_clip(
     clip: Clip,
     encode_frames: Callable[[Tensor], Tensor],
     encode_text: Callable[[str], Tensor],
+    recipe: Any,
 ) -> None:
     """The files of a clip. Its row is written last: where there is one, the clip is complete."""
     assert clip.frames is not None
+    _row_file(folder, name).unlink(missing_ok=True)  # of another clip of this name
     latents = encode_frames(clip.frames[None])[0].to(torch.bfloat16).contiguous().cpu()
     place = folder / "latents" / _key(name)
     _replace(place.with_suffix(".safetensors"), lambda part: save_file({"latents": latents}, part))
     path = Trajectory(clip.world_from_camera, clip.is_metric, "merope", clip.timestamps_s, clip.lens, name=name)
     _replace(place.with_suffix(".json"), lambda part: write(path, part))
     _text_file(folder, clip.caption, encode_text)
-    row = {"id": name, "file": _key(name), "caption": clip.caption}
+    row = {"id": name, "file": _key(name), "caption": clip.caption, "made_of": recipe}
     _replace(_row_file(folder, name), lambda part: part.write_text(json.dumps(row)))
+
+
+def _is_there(folder: Path, name: str, recipe: Any) -> bool:
+    """Whether a clip is cached as it is now; rows of older versions do not say what they were made of."""
+    file = _row_file(folder, name)
+    return file.exists() and json.loads(file.read_text()).get("made_of", recipe) == recipe
 
 
 def _text_file(folder: Path, caption: str, encode_text: Callable[[str], Tensor]) -> None:

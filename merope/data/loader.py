@@ -1,6 +1,7 @@
 """From a manifest to batches: an endless, resumable stream of clips that names and counts what it cannot read."""
 
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from merope.data.clip import Clip
 from merope.data.curate import Curation, Manifest
-from merope.data.sampler import ClusterSampler, SamplerState
+from merope.data.sampler import ClusterSampler, SamplerState, names_fingerprint
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
@@ -96,6 +97,12 @@ class _Loaded(Generic[Item]):
     skipped: dict[int, str]  # index -> why it could not be read
 
 
+class LoaderState(SamplerState):
+    """Where a stream stands, and of which clips it is."""
+
+    clips: int  # fingerprint of their names, in their order
+
+
 class _Clips(Dataset[_Loaded[Item]]):
     """Loads in worker processes. Who stands in for whom follows from the table alone, never from what came before."""
 
@@ -114,6 +121,14 @@ class _Clips(Dataset[_Loaded[Item]]):
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
         yield from self.sampler.stand_ins(index)[:MOST_STAND_INS]
+
+
+def _leave_stops_to_the_run(worker: int) -> None:
+    """torchrun and schedulers send SIGTERM to workers, too: one that died of it would take the run's step with it.
+
+    A worker ends when the run is done with it, or is gone.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class ClipLoader(Generic[Item, Collated]):
@@ -148,7 +163,8 @@ class ClipLoader(Generic[Item, Collated]):
         while True:
             epoch, used = self.sampler.epoch, self.sampler.position
             clips = _Clips(self.source, self.sampler)
-            for item in DataLoader(clips, sampler=self.sampler, batch_size=None, num_workers=self.workers):
+            init, workers = _leave_stops_to_the_run, self.workers
+            for item in DataLoader(clips, None, sampler=self.sampler, num_workers=workers, worker_init_fn=init):
                 used += self.sampler.world_size
                 self._note(item.skipped)
                 if item.clip is None:
@@ -170,11 +186,19 @@ class ClipLoader(Generic[Item, Collated]):
     def _named(self, index: int, reason: str) -> str:
         return f"{self.source.name(index)}: {reason}"
 
-    def state_dict(self) -> SamplerState:
+    def state_dict(self) -> LoaderState:
         """Where the stream stands: everything before it has been handed out."""
-        return self._handed_out
+        return LoaderState(**self._handed_out, clips=self._clips())
 
-    def load_state_dict(self, state: SamplerState) -> None:
-        """Go on from a saved state with the next `iter`."""
+    def _clips(self) -> int:
+        """The sampler knows numbers of clips alone: as many others would be taken for them."""
+        return names_fingerprint(self.source.name(index) for index in range(len(self.source)))
+
+    def load_state_dict(self, state: SamplerState | LoaderState) -> None:
+        """Go on from a saved state with the next `iter`; refused when it is of other clips."""
+        mine, theirs = self._clips(), state.get("clips")
+        if theirs not in (None, mine):  # none in checkpoints of older versions
+            fix = "resume with the manifest of the first run, or use another run.out"
+            raise invalid("the clips of the data", f"those of the run, in their order ({theirs})", mine, fix)
         self.sampler.load_state_dict(state)
-        self._handed_out = state
+        self._handed_out = self.sampler.state_dict()

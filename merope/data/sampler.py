@@ -1,7 +1,7 @@
 """Class-balanced sampling: uniform over clusters of motion, then uniform within the cluster (paper, Section 4.1)."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypedDict
 
 import numpy as np
@@ -21,6 +21,11 @@ class SamplerState(TypedDict):
     position: int  # draws of this epoch that all ranks together have used
     epoch_length: int
     fingerprint: int  # of the table that is drawn from
+
+
+def names_fingerprint(names: Iterable[str]) -> int:
+    """Of clips by their names, in their order."""
+    return zlib.crc32("\0".join(names).encode())
 
 
 class ClusterSampler(Sampler[int]):

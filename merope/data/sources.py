@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,10 @@ class VideoSource:
     def name(self, index: int) -> str:
         return self.rows[index].id
 
+    def made_of(self, index: int) -> dict[str, Any]:
+        """What a clip follows from besides the files: a cache of another row is not this clip's."""
+        return asdict(self.rows[index])
+
     def trajectory(self, index: int) -> Trajectory:
         """The poses of a clip under its id, for curation; the video is not read."""
         path, chosen = self._rows_of(index)
@@ -180,6 +184,11 @@ class PanShotSource:
 
     def name(self, index: int) -> str:
         return Path(self.rows[index]["pose_path"]).stem
+
+    def made_of(self, index: int) -> dict[str, Any]:
+        """What a clip follows from besides the files: a cache of another row is not this clip's."""
+        row = self.rows[index]
+        return row | {"near_depth": None if self.depths is None else self.depths[clip_key(row["pose_path"])]}
 
     def clip(self, index: int) -> Clip:
         clip, count = read_sample(self.rows[index], self.root, self.height, self.width, self.depths), self.frames

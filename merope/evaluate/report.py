@@ -137,15 +137,10 @@ def _row(
 ) -> str:
     summary, values = results.summaries[group][method], results.table(group)[method]
     cells = "".join(_cell(values.get(column.name), column, ranks[column.name].get(method, "")) for column in columns)
-    own = [clip for clip in results.clips if clip.method == method and _is_in(clip.clip.manoeuvre, group)]
-    commanded = summary.clips if group == IN_COMMON else len(own)
+    commanded = results.commanded(group, method)
     measured = summary.clips - summary.failed_clips
     counts = f'<td data-v="{measured / max(commanded, 1)}">{measured}<small>of {commanded}</small></td>'
     return f'<tbody><tr><th scope="row">{escape(method)}</th>{counts}{cells}</tr></tbody>'
-
-
-def _is_in(manoeuvre: str, group: str) -> bool:
-    return group in (EVERYTHING, manoeuvre)
 
 
 def _cell(interval: Interval | None, column: Column, tag: str) -> str:

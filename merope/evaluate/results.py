@@ -85,6 +85,12 @@ class Results:
     def problems(self) -> list[Problem]:
         return [problem for clip in self.clips for problem in clip.problems] + list(self.strays)
 
+    def commanded(self, group: str, method: str) -> int:
+        """Clips of a group that a method should have followed, also those whose commanded path cannot be read."""
+        if group == IN_COMMON:
+            return self.summaries[group][method].clips
+        return sum(clip.method == method and group in (EVERYTHING, clip.clip.manoeuvre) for clip in self.clips)
+
     def table(self, group: str) -> dict[str, dict[str, Interval]]:
         """Numbers by method and name. FID and FVD are of sets of videos, not means of clips: only among all clips."""
         rows = {method: dict(summary.values) for method, summary in self.summaries[group].items()}
@@ -124,8 +130,9 @@ def _found(record: Record, metrics: PoseMetrics) -> Iterable[Problem]:
     if metrics.valid_frames < 2:
         return
     for reason in metrics.undefined:
+        kind = "too few poses" if reason == TOO_FEW_FRAMES else "undefined"
         names = ", ".join(TITLES[name] for name in METRICS if _is_nan(getattr(metrics, name)))
-        yield Problem(record.method, str(record.clip), "undefined", f"{reason}: no {names}")
+        yield Problem(record.method, str(record.clip), kind, f"{reason}: no {names}")
     if metrics.static_estimate and STATIC_COMMAND not in metrics.undefined:
         yield Problem(record.method, str(record.clip), "static estimate", "the recovered camera never moves")
     elif metrics.reversed_motion:
@@ -247,5 +254,6 @@ def _table_lines(results: Results, group: str) -> list[str]:
     for method, summary in results.summaries[group].items():
         values = [table[method][name].mean if name in table[method] else math.nan for name in columns]
         cells = " ".join(f"{'–':>8}" if math.isnan(value) else f"{value:8.3f}" for value in values)
-        lines.append(f"  {method:<{width}}{cells}   {summary.clips - summary.failed_clips} of {summary.clips}")
+        measured = f"{summary.clips - summary.failed_clips} of {results.commanded(group, method)}"
+        lines.append(f"  {method:<{width}}{cells}   {measured}")
     return lines

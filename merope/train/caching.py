@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from merope.data.cache import write_cache
+from merope.data.sources import PanShotSource, VideoSource
 from merope.errors import invalid
 from merope.train.clip_streams import FrameEncoder, check_sizes, training_source, validation_source
 from merope.train.config import FileData, TrainConfig
@@ -31,7 +32,9 @@ def cache_clips(config: TrainConfig, folder: Path, validation: bool) -> dict[str
     model = build_model(config, device, sharded=False)
     check_sizes(config, model, data.height, data.width, data.frames)
     about = contents(config, "validation" if validation else "training")
-    return write_cache(folder, source, model.pipeline.encode_frames, FrameEncoder(model).text, about, data.workers)
+    made_of = source.made_of if isinstance(source, VideoSource | PanShotSource) else None
+    encoders = (model.pipeline.encode_frames, FrameEncoder(model).text)
+    return write_cache(folder, source, *encoders, about, data.workers, made_of)
 
 
 def contents(config: TrainConfig, part: str) -> dict[str, Any]:

@@ -156,7 +156,9 @@ def clip_stream(config: TrainConfig, model: Model, share: Share) -> ClipStream:
         if data.validation_root is not None:
             held_out = CachedSource.open(data.validation_root)
         loader, encoder = loader_of(config, cached, share, collate_cached), CacheEncoder(cached, model.device)
-        check_cache(config, model, cached)
+        check_cache(config, model, cached, like=cached)
+        if isinstance(held_out, CachedSource) and len(held_out):
+            check_cache(config, model, held_out, like=cached)
     else:
         assert isinstance(data, FileData)
         check_sizes(config, model, data.height, data.width, data.frames)
@@ -196,21 +198,25 @@ def check_sizes(config: TrainConfig, model: Model, height: int, width: int, fram
         raise invalid("objective.prefix_frames", f"less than the {frames} frames of a clip", prefix, "use fewer")
 
 
-def check_cache(config: TrainConfig, model: Model, source: CachedSource) -> None:
-    """Refuse latents and text of another kind of model. Models that share VAE and text encoder share a cache."""
-    clip, sizes = source.clip(0), model.transformer.config
-    lens = clip.trajectory.lens
+def check_cache(config: TrainConfig, model: Model, source: CachedSource, like: CachedSource) -> None:
+    """Refuse latents and text of another kind of model. Models that share VAE and text encoder share a cache.
+
+    Clips must have the length and size of those of `like`, the training clips.
+    """
+    clip, sizes = source.first_readable(), model.transformer.config
+    path = (clip if source is like else like.first_readable()).trajectory
+    lens = path.lens
     assert lens is not None
-    check_sizes(config, model, lens.height, lens.width, clip.trajectory.count)
+    check_sizes(config, model, lens.height, lens.width, path.count)
     strides = model.pipeline.strides
-    frames = strides.latent_frames(clip.trajectory.count)
+    frames = strides.latent_frames(path.count)
     latents = (sizes["in_channels"], frames, *strides.latent_size(lens.height, lens.width))
     for name, expected, got in (
         ("latents", latents, tuple(clip.latents.shape)),
         ("text", (sizes["text_dim"],), tuple(clip.text.shape[1:])),
     ):
         if got != expected:
-            fix = f"cache the clips with {config.model.pretrained}; these are of {source.about()['model']}"
+            fix = f"cache all clips with {config.model.pretrained} in one size; these are of {source.about()['model']}"
             raise invalid(f"{name} of {source.folder}", str(expected), got, fix)
 
 

@@ -3,12 +3,13 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -34,12 +35,13 @@ def train(config: TrainConfig) -> Path:
     """Train to config.run.steps. Returns the run's folder; what was trained is in its folder `trained`."""
     ranks = parallel.start(config.parallel)
     try:
-        return _train(config, ranks)
+        with ExitStack() as held:
+            return _train(config, ranks, held)
     finally:
         parallel.stop()
 
 
-def _train(config: TrainConfig, ranks: Ranks) -> Path:
+def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     out = config.run.out
     check_files(config.data)
     model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
@@ -49,9 +51,10 @@ def _train(config: TrainConfig, ranks: Ranks) -> Path:
     parallel.shard_model(model.transformer, ranks, config.model.precision)
     optimiser = build_optimiser(config, model.transformer)
     average = moving_average(config, model.transformer)
+    if ranks.is_first:
+        hold(out, held)
     done = resume(config, model, optimiser, average, stream)
     if ranks.is_first:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "config.json").write_text(json.dumps(asdict(config), default=str, indent=1))
     log = TrainingLog(out, config.run.steps, done, config.run.batch_size, ranks.is_first)
     trained, all_parameters = model.parameter_counts()
@@ -80,6 +83,21 @@ def _train(config: TrainConfig, ranks: Ranks) -> Path:
     if done == config.run.steps:
         export(model, config, average, out / "trained")
     return out
+
+
+def hold(out: Path, held: ExitStack) -> None:
+    """Refuse a folder that another run is writing to: each would delete what the other has half written.
+
+    A job that was put back into the queue may begin while the one before it still writes its last checkpoint.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        held.enter_context(FileLock(out / "run.lock", timeout=0))
+    except Timeout:
+        fix = "wait for it to end, or use another run.out"
+        raise invalid("run.out", "a folder that no other run is writing to", str(out), fix) from None
+    except NotImplementedError:  # a file system without locks
+        return
 
 
 def export_checkpoint(config: TrainConfig, place: Path) -> Path:

@@ -138,6 +138,18 @@ def test_what_failed_is_in_no_mean_but_a_miss_in_the_auc(folder: Path, stand_in:
     assert summary.failed_frames == 3 * FRAMES + 3
 
 
+def test_a_clip_with_few_poses_is_called_failed_and_all_outputs_count_alike(
+    folder: Path, stand_in: Callable[..., StandIn]
+) -> None:
+    stand_in()
+    write_clip(folder / "videos/short.mp4", frames=3)  # of seven: less than half, so in no mean
+    results = run(folder)
+    assert kinds(results)["short"] == {"fewer frames", "too few poses"}
+    assert results.summaries[EVERYTHING]["ours"].failed_clips == 4
+    assert "5 of 10\n" in as_text(results)  # the clip whose path cannot be read is commanded, too
+    assert "5<small>of 10</small>" in (folder / "out/report.html").read_text()
+
+
 def test_manoeuvres_have_their_own_summaries(folder: Path, stand_in: Callable[..., StandIn]) -> None:
     stand_in()
     results = run(folder)

@@ -20,6 +20,7 @@ from merope.train.loop import clip_losses, train
 from merope.train.model import Model, build_model
 from merope.train.streams import Share
 from merope.train.toml_config import read_config
+from tests.train.test_clip_streams import LENS, write_videos
 from tests.train.tiny_files import file_config
 
 CPU = torch.device("cpu")
@@ -210,6 +211,27 @@ def test_a_manifest_of_all_clips_serves_a_cache_of_some(tiny_files: Path, cached
     assert len(clip_stream(config, fresh_model(config), ALONE).loader.sampler.members) == 10
 
 
+def test_rows_that_say_something_else_are_cached_again(tiny_files: Path, tmp_path: Path) -> None:
+    """A new caption or another part of a video under an old id must not be trained on as it was."""
+    write_videos(tmp_path)
+    text = (tiny_files / "tiny.toml").read_text()
+    start, end = text.index("[data]"), text.index("[objective]")
+    size = f'root = "{tmp_path}"\nframes = 5\nheight = {LENS.height}\nwidth = {LENS.width}\nworkers = 0\n'
+    data = f'[data]\nkind = "videos"\nmanifest = "{tmp_path}/rows.jsonl"\n{size}'
+    (tmp_path / "videos.toml").write_text(text[:start] + data + text[end:])
+    command = ["data", "cache", str(tmp_path / "videos.toml"), "--out", str(tmp_path / "cache")]
+    assert main(command) == 0
+    before = [CachedSource.open(tmp_path / "cache").clip(index) for index in (0, 1)]
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows[0] |= {"caption": "sun", "start": 4}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(command) == 0
+    after = CachedSource.open(tmp_path / "cache")
+    assert [row["caption"] for row in after.rows] == ["sun", "rain"]
+    same = [torch.equal(old.latents, after.clip(index).latents) for index, old in enumerate(before)]
+    assert same == [False, True]
+
+
 def test_a_disk_that_is_full_is_not_a_broken_clip(
     tiny_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +255,27 @@ def test_a_cache_of_another_kind_of_model_is_refused_in_training(
         clip_stream(config, model, ALONE)
     with pytest.raises(ValueError, match="prefix_frames"):
         clip_stream(cached_config(tiny_files, cached, tmp_path, "objective.prefix_frames=5"), model, ALONE)
+
+
+def test_validation_clips_of_another_kind_are_refused_before_the_first_step(
+    tiny_files: Path, cached: Path, tmp_path: Path
+) -> None:
+    """They would be validated on at their own size, or end the run at its first validation."""
+    config = str(tiny_files / "tiny.toml")
+    other = ["--set", "data.height=64", "--out", str(tmp_path / "val"), "--validation"]
+    assert main(["data", "cache", config, *other]) == 0
+    mixed = cached_config(tiny_files, cached, tmp_path, f"data.validation_root={tmp_path / 'val'}")
+    with pytest.raises(ValueError, match=r"latents of .*val must be \(4, 2, 2, 4\), got \(4, 2, 4, 4\)"):
+        clip_stream(mixed, fresh_model(mixed), ALONE)
+
+
+def test_a_cache_that_lost_the_files_of_its_first_clip_is_trained_on(
+    tiny_files: Path, cached: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(cached, tmp_path / "cached")
+    name = CachedSource.open(cached / "train").rows[0]["file"]
+    (tmp_path / "cached" / "train" / "latents" / f"{name}.safetensors").unlink()
+    train(cached_config(tiny_files, tmp_path / "cached", tmp_path / "out", "run.steps=1"))
 
 
 def test_worlds_are_not_cached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,6 +271,24 @@ def test_videos_are_trained_on_and_validated_with(tiny_files: Path, tmp_path: Pa
     assert "validation_loss" in (tmp_path / "out" / "log.jsonl").read_text()
 
 
+def test_a_run_does_not_go_on_with_other_clips(tiny_files: Path, tmp_path: Path) -> None:
+    """As many clips under other names, or in another order, would be another sequence under the same numbers."""
+    write_videos(tmp_path)
+    text = (tiny_files / "tiny.toml").read_text()
+    start, end = text.index("[data]"), text.index("[objective]")
+    size = f'root = "{tmp_path}"\nframes = 9\nheight = {LENS.height}\nwidth = {LENS.width}\nworkers = 0\n'
+    file = tmp_path / "videos.toml"
+    file.write_text(f'{text[:start]}[data]\nkind = "videos"\nmanifest = "{tmp_path}/rows.jsonl"\n{size}{text[end:]}')
+    changes = [f"run.out={tmp_path / 'out'}", "run.validation_clips=0"]
+    train(read_config(TrainConfig, file, [*changes, "run.steps=1"]))
+    rows = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text("\n".join(reversed(rows)))
+    with pytest.raises(ValueError, match="clips of the data must be those of the run"):
+        train(read_config(TrainConfig, file, [*changes, "run.steps=2"]))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    train(read_config(TrainConfig, file, [*changes, "run.steps=2"]))
+
+
 def test_paths_that_are_not_in_metres_are_named_at_the_start(tmp_path: Path) -> None:
     """Training takes any numbers: a unit that is wrong is said before hours are spent on it."""
     write_videos(tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from merope.adapters.wan import load_branch
@@ -82,6 +83,15 @@ def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"optimiser.*0.001.*0.5"):
         train(tiny_config(tmp_path, "run.steps=2", "optimiser.learning_rate=0.5"))
     assert len(losses(tmp_path)) == 1
+
+
+def test_the_folder_of_a_run_under_way_is_refused(tmp_path: Path) -> None:
+    """It would cut the other's log, and delete the checkpoint that the other is writing."""
+    train(tiny_config(tmp_path, "run.steps=1"))
+    with FileLock(tmp_path / "run.lock"), pytest.raises(ValueError, match="that no other run is writing to"):
+        train(tiny_config(tmp_path, "run.steps=2"))
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+    train(tiny_config(tmp_path, "run.steps=2"))
 
 
 def test_fewer_steps_than_are_done_are_refused(tmp_path: Path) -> None:

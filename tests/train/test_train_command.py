@@ -189,8 +189,11 @@ def test_data_of_which_nothing_can_be_read_is_one_line_and_no_traceback(
     assert "merope: none of 2 clips could be read, the last:" in capsys.readouterr().err
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_workers_too_and_loses_nothing(tiny_files: Path, tmp_path: Path) -> None:
-    """A terminal signals the whole group: workers that die of it must not take the run's checkpoint with them."""
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C in a terminal", "torchrun's SIGTERM"])
+def test_a_stop_reaches_the_workers_too_and_loses_nothing(
+    tiny_files: Path, tmp_path: Path, stop: signal.Signals
+) -> None:
+    """Both signal the whole group: workers that die of it must not take the run's checkpoint with them."""
     script = "import sys, torch; torch.set_num_threads(1); from merope.cli import main; sys.exit(main(sys.argv[1:]))"
     arguments = command(tiny_files, tmp_path, "run.steps=100000", "data.workers=1", "run.validation_clips=0")
     process = subprocess.Popen(
@@ -199,7 +202,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_workers_too_and_loses_nothing(tiny_fil
     log, deadline = tmp_path / "log.jsonl", time.monotonic() + 60
     while not (log.exists() and log.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, stop)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     (done,) = steps_done(tmp_path)
