@@ -258,7 +258,7 @@ def _check_ready(
     patch: tuple[int, int, int],
 ) -> None:
     """Refuse cameras made ready for latents of another shape: where they have as many tokens, nothing else would."""
-    if condition.gather is not None:  # this rank holds some frames of the clip
+    if condition.gather is not None or torch.compiler.is_compiling():  # some frames only; or sizes may be symbols
         return
     references = 0 if condition.appended is None else condition.appended.count
     made_for = (condition.cameras.count - references, *condition.grid)

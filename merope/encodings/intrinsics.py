@@ -22,7 +22,7 @@ def pinhole(lens: Lens, method: str) -> Pinhole:
     return lens
 
 
-def paraxial(lens: Lens) -> Pinhole:
+def paraxial(lens: Lens, device: torch.device) -> Pinhole:
     """The pinhole that sees as a lens does around its optical axis: the slope of its projection there, and its centre.
 
     A unified camera's focal length is fx / (1 + ξ), a fisheye's its own. Distortion is left out, so that also a lens
@@ -30,8 +30,9 @@ def paraxial(lens: Lens) -> Pinhole:
     """
     if isinstance(lens, Pinhole):
         return lens
-    steps = AXIS_STEP * torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
-    points = torch.cat((steps, torch.ones(4, 1, dtype=torch.float64)), dim=1).expand(*lens.batch_shape, 4, 3)
+    right, down, axis = torch.eye(3, dtype=torch.float64, device=device)
+    steps = AXIS_STEP * torch.stack((right, down, -right, -down))
+    points = (axis + steps).expand(*lens.batch_shape, 4, 3)
     ahead, behind = lens.project(points)[0].chunk(2, dim=-2)  # [*batch, 2, 2], by axis
     fx, fy = ((ahead - behind) / (2.0 * AXIS_STEP)).diagonal(dim1=-2, dim2=-1).unbind(-1)
     cx, cy = (ahead + behind).mean(dim=-2).div(2.0).unbind(-1)

@@ -13,7 +13,7 @@ from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import check_head_dim, check_positive
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
-from merope.geometry.lenses import Lens, Pinhole
+from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
 
 
@@ -48,14 +48,16 @@ class PRoPE(Encoding):
         query_matrices = inverse(scaled_poses(query, self.translation_scale))
         key_matrices = scaled_poses(key, self.translation_scale)
         if self.intrinsics:
-            query_matrices = _image_from_camera(query, self._pinhole(query.lens)) @ query_matrices
-            key_matrices = key_matrices @ _camera_from_image(key, self._pinhole(key.lens))
+            query_matrices = _image_from_camera(query, self._pinhole(query)) @ query_matrices
+            key_matrices = key_matrices @ _camera_from_image(key, self._pinhole(key))
         return half_camera_blocks(
             self.head_dim, self.rope_base, query, query_matrices[:, :, None], key, key_matrices[:, :, None]
         )
 
-    def _pinhole(self, lens: Lens) -> Pinhole:
-        return paraxial(lens) if self.intrinsics == "paraxial" else pinhole(lens, 'PRoPE without intrinsics="paraxial"')
+    def _pinhole(self, tokens: Tokens) -> Pinhole:
+        if self.intrinsics == "paraxial":
+            return paraxial(tokens.lens, tokens.origin_from_camera.device)
+        return pinhole(tokens.lens, 'PRoPE without intrinsics="paraxial"')
 
 
 def _image_from_camera(tokens: Tokens, lens: Pinhole) -> Tensor:  # [B or 1, V or 1, 4, 4]

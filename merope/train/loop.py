@@ -94,9 +94,9 @@ def hold(out: Path, held: ExitStack) -> None:
     try:
         held.enter_context(FileLock(out / "run.lock", timeout=0))
     except Timeout:
-        fix = "wait for it to end, or use another run.out"
+        fix = f"wait for it to end, use another run.out, or delete {out / 'run.lock'} if no run is left"
         raise invalid("run.out", "a folder that no other run is writing to", str(out), fix) from None
-    except NotImplementedError:  # a file system without locks
+    except (OSError, NotImplementedError):  # a file system without locks: runs go on as if alone
         return
 
 
