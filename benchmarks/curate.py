@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merope.data.curate import Curation, Scope, curate, draw_curation, summary
+from merope.curation.curate import Curation, Scope, curate, draw_curation, summary
 
 PATHS, CLUSTERS, SUPPRESSION_M, SEED = 350_000, 256, 1.0, 0
 POINTS, RATE_HZ = 49, 12.0

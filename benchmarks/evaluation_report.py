@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from merope.data import formats
-from merope.data.render import render
-from merope.data.trajectory import Trajectory
-from merope.data.video import write_video
-from merope.data.world import World
+from merope import formats
 from merope.evaluate.discover import ClipName
 from merope.evaluate.recover import EstimatorChoice
 from merope.evaluate.report import write_report
 from merope.evaluate.results import Results, as_text, measure
 from merope.evaluate.run import evaluate
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import write_video
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import rigid
 from merope.geometry.trajectories import driving_path, turn_by
+from merope.world.render import render
+from merope.world.scene import World
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

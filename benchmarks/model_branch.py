@@ -25,7 +25,7 @@ from torch import Tensor
 from merope.adapters.branch_config import branch_heads, make_encoding
 from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.conditioning import CameraCondition
-from merope.pipeline.conditions import latent_cameras
+from merope.generate.conditions import latent_cameras
 
 
 def one_branch(

@@ -18,10 +18,10 @@ from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.wan import attach, detach
 from merope.attention.dispatch import attend
 from merope.attention.plan import AttentionPlan
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.trajectories import driving_path
-from merope.pipeline.camera_video import CameraVideoPipeline
 
 SPEAKS = 0.2
 """Standard deviation of the output projection's weights: a fresh branch adds zeros, and errors could not be seen."""

@@ -72,7 +72,7 @@ def image_row(row: int) -> dict[str, object]:
 
 def read_tables(root: Path) -> None:
     """What the fresh process does."""
-    from merope.data.nuscenes import NuScenes
+    from merope.datasets.nuscenes import NuScenes
 
     start = time.time()
     data = NuScenes(root, VERSION)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merope.data.formats import validate
-from merope.data.trajectory import Trajectory
+from merope.formats import validate
+from merope.formats.trajectory import Trajectory
 from merope.geometry.poses import inverse, relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion
 from merope.geometry.trajectories import driving_path

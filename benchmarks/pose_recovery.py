@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
-from merope.data.render import Render, render
-from merope.data.world import World
 from merope.evaluate.estimators import PoseEstimate, PoseEstimator, estimator
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import pose_metrics
@@ -32,6 +30,8 @@ from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 from merope.geometry.trajectories import unicycle_path
+from merope.world.render import Render, render
+from merope.world.scene import World
 
 FRAMES, FRAME_RATE_HZ, SPEED_M_S, TURN_DEG = 49, 12.0, 6.0, 30.0
 INJECTED = ((0.5, 0.1), (2.0, 0.3), (8.0, 1.0))  # degrees, metres

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.data.render import render
-from merope.data.world import World
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import UnifiedCamera
+from merope.world.render import render
+from merope.world.scene import World
 
 LENSES = {"pinhole": (64.0, 0.0), "fisheye": (173.0, 1.66)}
 SIZES = ((72, 128), (144, 256))

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from merope.trilemma import Row, run, table
+from merope.paper.trilemma import Row, run, table
 
 DIMS, STEPS, SEED = (12, 24, 48), 300, 0
 ROOT = Path(__file__).parents[1]

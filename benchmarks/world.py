@@ -67,10 +67,10 @@ def run_beside(processes: int, command: list[str]) -> None:
 
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
-    from merope.bench.world import benchmark_tests
-    from merope.bench.world_rows import Scorer, run_rows, scoring_pool, time_limit
-    from merope.bench.world_scores import is_scored, with_seed
-    from merope.bench.world_table import GROUPS
+    from merope.bench.rows import Scorer, run_rows, scoring_pool, time_limit
+    from merope.bench.scores import is_scored, with_seed
+    from merope.bench.table import GROUPS
+    from merope.bench.world_tests import benchmark_tests
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 

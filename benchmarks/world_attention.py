@@ -20,16 +20,16 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from merope.analysis import recording
 from merope.bench.provenance import commit, device_name
-from merope.bench.world import FIRST_TEST_SEED
-from merope.data.render import render
-from merope.data.world import World
-from merope.data.world_clips import as_bytes
-from merope.demo import SHIPPED_MODEL, loaded
-from merope.demo_paths import TRAINED
+from merope.bench.world_tests import FIRST_TEST_SEED
+from merope.demo.drive import SHIPPED_MODEL, loaded
+from merope.demo.given_paths import TRAINED
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
-from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.paper.analysis import recording
+from merope.world.clips import as_bytes
+from merope.world.render import render
+from merope.world.scene import World
 
 LENGTHS_M = (3.0, 12.0, 48.0, 120.0)
 """Of the drive; training reaches about 45 m."""

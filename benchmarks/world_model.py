@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from merope.bench.provenance import commit
-from merope.bench.world import WorldTest, clips_of_world, commanded_clips, generate_clips
-from merope.bench.world_scores import score_clip
-from merope.demo import SHIPPED_MODEL, loaded
-from merope.demo_paths import TRAINED
+from merope.bench.scores import score_clip
+from merope.bench.world_tests import WorldTest, clips_of_world, commanded_clips, generate_clips
+from merope.demo.drive import SHIPPED_MODEL, loaded
+from merope.demo.given_paths import TRAINED
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from merope.bench.world_intervals import interval
-from merope.bench.world_table import COLUMNS, EVERY_CLIP, GROUPS, Row, read_rows
+from merope.bench.intervals import interval
+from merope.bench.table import COLUMNS, EVERY_CLIP, GROUPS, Row, read_rows
 from merope.evaluate.summary import Interval
 
 MARKED = "merope"

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.data.render import render
-from merope.data.street import LANE_M, beside_street
-from merope.data.video import write_image
-from merope.data.world import World
+from merope.formats.video import write_image
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.poses import rigid
+from merope.world.render import render
+from merope.world.scene import World
+from merope.world.street import LANE_M, beside_street
 
 LENSES = ((64.0, 0.0), (120.0, 0.6), (173.0, 1.66))  # FoV in degrees, ξ
 

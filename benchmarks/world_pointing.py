@@ -32,13 +32,13 @@ from merope import AttentionPlan, Cameras
 from merope.adapters.branch_config import make_encoding
 from merope.adapters.camera_attention import CameraAttention
 from merope.bench.provenance import commit, device_name
-from merope.data.render import correspondences, render
-from merope.data.world import World
-from merope.data.world_clips import WorldClips, as_video
-from merope.demo import SHIPPED_MODEL, loaded
+from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.toml_config import read_config
+from merope.world.clips import WorldClips, as_video
+from merope.world.render import correspondences, render
+from merope.world.scene import World
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "world"
 ROWS = ("none", "gta", "prope", "ucpe", "raynova", "urope", "merope")  # those that are functions of cameras alone

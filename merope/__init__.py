@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from merope.adapters.camera_branch import CameraBranch
     from merope.adapters.history import HistoryReferences
     from merope.adapters.wan import attach, attached_branch, detach, load_branch
-    from merope.pipeline.camera_video import CameraVideoPipeline
-    from merope.pipeline.history import HistoryFrames
+    from merope.generate.camera_video import CameraVideoPipeline
+    from merope.generate.history_frames import HistoryFrames
 
 __version__ = "0.1.0"
 
 _NEEDS_DIFFUSERS = {
     "CameraBranch": "merope.adapters.camera_branch",
     "CameraBranchConfig": "merope.adapters.branch_config",
-    "CameraVideoPipeline": "merope.pipeline.camera_video",
-    "HistoryFrames": "merope.pipeline.history",
+    "CameraVideoPipeline": "merope.generate.camera_video",
+    "HistoryFrames": "merope.generate.history_frames",
     "HistoryReferences": "merope.adapters.history",
     "attach": "merope.adapters.wan",
     "attached_branch": "merope.adapters.wan",

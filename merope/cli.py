@@ -60,7 +60,7 @@ def _add_taxonomy(parser: argparse.ArgumentParser) -> None:
 
 
 def _taxonomy(options: argparse.Namespace) -> int:
-    from merope.taxonomy import PAPER, as_json, measure, table
+    from merope.paper.taxonomy import PAPER, as_json, measure, table
 
     rows = []
     for count, name in enumerate(PAPER, start=1):

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from merope.adapters.wan import attach
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
-from merope.pipeline.camera_video import CameraVideoPipeline
 
 HEIGHT, WIDTH = 32, 64  # one row of two tokens with TI2V's strides
 LENS = Pinhole(50.0, 50.0, WIDTH / 2, HEIGHT / 2, WIDTH, HEIGHT)

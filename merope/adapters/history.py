@@ -41,7 +41,7 @@ class HistoryReferences:
 
     latents: every frame encoded by itself, as an image; of the video's size.
     cameras: in the same world as the video's cameras. None exactly when R = 0.
-    times: latent-frame index of the matched frames plus 100, as `merope.data.retrieve.History.time`.
+    times: latent-frame index of the matched frames plus 100, as `merope.curation.retrieve.History.time`.
     """
 
     latents: Tensor  # [b, C, R, h, w]
@@ -66,7 +66,7 @@ class HistoryReferences:
                 raise invalid(f"history.{name}", f"of one clip or of a batch {list(leads[-1])}", list(lead), fix)
         if self.moments.shape[-1:] != (count,) or not bool(torch.isfinite(self.moments).all()):
             expected = f"finite, one for each of {count} references"
-            raise invalid("history.times", expected, self.moments.tolist(), "see merope.data.retrieve.History.time")
+            raise invalid("history.times", expected, self.moments.tolist(), "see merope.curation.retrieve.History.time")
 
     @property
     def count(self) -> int:

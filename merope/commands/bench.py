@@ -41,10 +41,10 @@ def add_world(parser: argparse.ArgumentParser) -> None:
 
 
 def _world(options: argparse.Namespace) -> int:
-    from merope.bench.world import benchmark_tests
-    from merope.bench.world_rows import Scorer, run_rows, scoring_pool
-    from merope.bench.world_scores import with_seed
-    from merope.bench.world_table import Row, group_table
+    from merope.bench.rows import Scorer, run_rows, scoring_pool
+    from merope.bench.scores import with_seed
+    from merope.bench.table import Row, group_table
+    from merope.bench.world_tests import benchmark_tests
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
@@ -75,7 +75,7 @@ def add_table(parser: argparse.ArgumentParser) -> None:
 
 
 def _table(options: argparse.Namespace) -> int:
-    from merope.bench.world_table import read_rows, tables, write_tables
+    from merope.bench.table import read_rows, tables, write_tables
     from merope.errors import invalid
 
     rows, against = read_rows(options.results), options.against

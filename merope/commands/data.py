@@ -29,11 +29,11 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
 
 
 def _curate(options: argparse.Namespace) -> int:
-    from merope.data.curate import curate_trajectories, summary
-    from merope.data.formats import read
-    from merope.data.nuscenes import NuScenes
-    from merope.data.sources import VideoSource, read_video_rows
+    from merope.curation.curate import curate_trajectories, summary
+    from merope.datasets.nuscenes import NuScenes
+    from merope.datasets.sources import VideoSource, read_video_rows
     from merope.errors import invalid
+    from merope.formats import read
 
     if options.nuscenes is not None:
         data = NuScenes(options.nuscenes, options.version)
@@ -72,7 +72,7 @@ def add_synth(parser: argparse.ArgumentParser) -> None:
 
 
 def _synth(options: argparse.Namespace) -> int:
-    from merope.data.synth import synthesise_nuscenes
+    from merope.datasets.synth import synthesise_nuscenes
 
     height, width = options.size
     synthesise_nuscenes(options.out, options.version, options.scenes, options.frames, height, width, options.seed)

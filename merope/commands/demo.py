@@ -21,7 +21,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from merope.demo import DemoConfig, run, table
+    from merope.demo.drive import DemoConfig, run, table
 
     given = {key: value for key, value in vars(options).items() if key not in ("command", "run") and value is not None}
     try:
@@ -40,7 +40,7 @@ def add_growth(parser: argparse.ArgumentParser) -> None:
 
 
 def _growth(options: argparse.Namespace) -> int:
-    from merope.growth import run
+    from merope.paper.growth import run
 
     run(options.out)
     return 0

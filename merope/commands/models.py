@@ -84,8 +84,8 @@ def _key_and_value(text: str) -> tuple[str, object]:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from merope.generate import generate
-    from merope.generate_inputs import GenerateConfig
+    from merope.generate.command import generate
+    from merope.generate.inputs import GenerateConfig
 
     given = {key: value for key, value in vars(options).items() if key not in ("command", "run")}
     height, width = given.pop("size")
@@ -119,9 +119,9 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
 
 
 def _analyse(options: argparse.Namespace) -> int:
-    from merope.analysis import AnalyseConfig, analyse_model
-    from merope.generate_inputs import GenerateConfig, camera_path, warn_of_idle_weights
+    from merope.generate.inputs import GenerateConfig, camera_path, warn_of_idle_weights
     from merope.geometry.cameras import Cameras
+    from merope.paper.analysis import AnalyseConfig, analyse_model
 
     height, width = options.size
     clip = GenerateConfig(  # the clip whose making is watched

@@ -17,11 +17,11 @@ from typing import TypeVar
 
 import torch
 
-from merope.data.formats import read
-from merope.data.formats.checks import require_increasing_times
-from merope.data.formats.colmap import is_model
-from merope.data.trajectory import Trajectory
 from merope.errors import invalid
+from merope.formats import read
+from merope.formats.checks import require_increasing_times
+from merope.formats.colmap import is_model
+from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked
 
 Found = TypeVar("Found")

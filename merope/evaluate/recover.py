@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.data.trajectory import Trajectory
 from merope.errors import invalid
 from merope.evaluate.discover import Job, Problem
 from merope.evaluate.estimators import estimator
+from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.precomputed import PrecomputedEstimator
-from merope.evaluate.estimators.protocol import PoseEstimate, PoseEstimator
 from merope.evaluate.record import Record, failed_record, thumbnails
+from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked, resized
 from merope.geometry.lenses import Lens
 

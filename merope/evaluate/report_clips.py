@@ -7,7 +7,7 @@ from html import escape
 import torch
 from torch import Tensor
 
-from merope.birdseye import birdseye_svg
+from merope.draw.birdseye import birdseye_svg
 from merope.evaluate.discover import ClipName
 from merope.evaluate.metrics import relative_to_first
 from merope.evaluate.report_columns import Column, number, shown_columns, sort_button

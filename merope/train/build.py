@@ -3,8 +3,6 @@
 import math
 from functools import partial
 
-from merope.data.kept_renders import KeptRenders
-from merope.data.world_clips import WorldClips
 from merope.errors import invalid
 from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig, WorldData
@@ -12,6 +10,8 @@ from merope.train.history_streams import WorldHistoryStream, history_clip_stream
 from merope.train.model import Model
 from merope.train.parallel import Ranks
 from merope.train.streams import Ahead, Share, Stream, WorldStream
+from merope.world.clips import WorldClips
+from merope.world.kept_renders import KeptRenders
 
 
 def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from merope.data.cache import write_cache
-from merope.data.sources import PanShotSource, VideoSource
+from merope.datasets.cache import write_cache
+from merope.datasets.sources import PanShotSource, VideoSource
 from merope.errors import invalid
 from merope.train.clip_streams import FrameEncoder, check_sizes, training_source, validation_source
 from merope.train.config import FileData, TrainConfig

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merope.data.cache import CachedBatch, CachedSource, collate_cached, without_padding
-from merope.data.clip import Clip
-from merope.data.curate import Curation, Manifest, read_manifest
-from merope.data.loader import Batch, ClipLoader, ClipSource, collate, curation_of
-from merope.data.nuscenes import NuScenes, read_split
-from merope.data.sampler import ClusterSampler
-from merope.data.sources import NuScenesSource, PanShotSource, VideoSource, read_video_rows
+from merope.curation.curate import Curation, Manifest, read_manifest
+from merope.datasets.cache import CachedBatch, CachedSource, collate_cached, without_padding
+from merope.datasets.clip import Clip
+from merope.datasets.loader import Batch, ClipLoader, ClipSource, collate, curation_of
+from merope.datasets.nuscenes import NuScenes, read_split
+from merope.datasets.sampler import ClusterSampler
+from merope.datasets.sources import NuScenesSource, PanShotSource, VideoSource, read_video_rows
 from merope.errors import invalid
 from merope.train.config import CachedData, Data, FileData, NuScenesData, PanShotData, RunSection, TrainConfig
 from merope.train.model import Model

@@ -102,7 +102,7 @@ class NuScenesData:
 
 @dataclass(frozen=True)
 class VideoData:
-    """Videos with pose files, one JSON line a clip (see merope.data.sources)."""
+    """Videos with pose files, one JSON line a clip (see merope.datasets.sources)."""
 
     kind: Literal["videos"]
     root: Path
@@ -118,7 +118,7 @@ class VideoData:
 
 @dataclass(frozen=True)
 class PanShotData:
-    """Shots cut from panoramas through unified cameras (see merope.data.sources for the sample list)."""
+    """Shots cut from panoramas through unified cameras (see merope.datasets.sources for the sample list)."""
 
     kind: Literal["panshot"]
     root: Path

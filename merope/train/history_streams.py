@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from merope.adapters.history import HistoryReferences
-from merope.data.history_source import FrameLibrary, HistoryBatch, HistorySource, collate_history
-from merope.data.nuscenes import read_split
-from merope.data.world_history import WorldHistory
-from merope.pipeline.history import HistoryFrames
+from merope.datasets.history_source import FrameLibrary, HistoryBatch, HistorySource, collate_history
+from merope.datasets.nuscenes import read_split
+from merope.generate.history_frames import HistoryFrames
 from merope.train.clip_streams import (
     ClipStream,
     FrameEncoder,
@@ -23,6 +22,7 @@ from merope.train.config import HistorySection, NuScenesData, TrainConfig
 from merope.train.model import Model
 from merope.train.objective import VALIDATION, history_generator
 from merope.train.streams import Examples, Share, WorldStream
+from merope.world.revisits import WorldHistory
 
 
 @dataclass(frozen=True)

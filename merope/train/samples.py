@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.birdseye import birdseye_image
-from merope.data.video import write_video
+from merope.draw.birdseye import birdseye_image
+from merope.formats.video import write_video
 from merope.train.model import Model
 from merope.train.streams import Examples
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
-from merope.data.kept_renders import KeptRenders
-from merope.data.world_clips import HELD_OUT_SEEDS, SEEDS, WorldClips, as_video
 from merope.geometry.cameras import Cameras
+from merope.world.clips import HELD_OUT_SEEDS, SEEDS, WorldClips, as_video
+from merope.world.kept_renders import KeptRenders
 
 BYTES_AT_ONCE = 1 << 32
 """Of clips that are rendered together; the loop holds twice as much."""

@@ -13,10 +13,10 @@ from wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attach
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.history_frames import HistoryFrames
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
-from merope.pipeline.camera_video import CameraVideoPipeline
-from merope.pipeline.history import HistoryFrames
 
 
 class TestPipeline:

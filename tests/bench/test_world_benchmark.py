@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from merope.bench.world import (
+from merope.bench.scores import lens_kind, psnr_db, score_clip, score_floor, summaries
+from merope.bench.world_tests import (
     FIRST_TEST_SEED,
     MANOEUVRES,
     WorldTest,
@@ -21,13 +22,12 @@ from merope.bench.world import (
     generate_row,
     stretched,
 )
-from merope.bench.world_scores import lens_kind, psnr_db, score_clip, score_floor, summaries
-from merope.data.world import World
-from merope.data.world_clips import HELD_OUT_SEEDS, WorldClips
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.trajectories import driving_path
-from merope.pipeline.camera_video import CameraVideoPipeline
 from merope.train.loop import train
+from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+from merope.world.scene import World
 from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
@@ -134,7 +134,7 @@ def test_the_floor_is_of_noisy_renders_that_stray_as_far_as_is_said(monkeypatch:
     assert float(lengths_m[0] / lengths_m[1]) == pytest.approx(1.03, abs=0.01)
     turn_deg = [math.degrees(torch.atan2(path[-1, 0, 2], path[-1, 2, 2])) for path in (floor.recovered, commanded)]
     assert turn_deg[0] - turn_deg[1] == pytest.approx(2.0, abs=0.5)
-    monkeypatch.setattr("merope.bench.world_scores.FLOOR_NOISE", 0.0)
+    monkeypatch.setattr("merope.bench.scores.FLOOR_NOISE", 0.0)
     assert score_floor(clip, 2).psnr_db > floor.psnr_db
 
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merope.bench import world_rows, world_scores
-from merope.bench.world import WorldTest, generated_file
-from merope.bench.world_rows import InThisProcess, Scorer, run_rows
-from merope.bench.world_scores import SAME_RUN, is_scored, put_together
-from merope.bench.world_table import parts_of
+from merope.bench.rows import InThisProcess, Scorer, run_rows
+from merope.bench.scores import SAME_RUN, is_scored, put_together
+from merope.bench.table import parts_of
+from merope.bench.world_tests import WorldTest, generated_file
 from merope.cli import main
 from merope.train.config import TrainConfig
 from merope.train.loop import train

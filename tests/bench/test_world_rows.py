@@ -20,15 +20,22 @@ from safetensors.torch import load_file, save_file
 
 from merope.bench import provenance as source
 from merope.bench import world_rows
-from merope.bench.world import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world, generate_row, generated_file
-from merope.bench.world_rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
-from merope.bench.world_scores import floor_file, is_scored, with_seed
-from merope.bench.world_table import Row, group_table, read_rows, tables
-from merope.data.world_clips import WorldClips
+from merope.bench.rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
+from merope.bench.scores import floor_file, is_scored, with_seed
+from merope.bench.table import Row, group_table, read_rows, tables
+from merope.bench.world_tests import (
+    FIRST_TEST_SEED,
+    MANOEUVRES,
+    WorldTest,
+    clips_of_world,
+    generate_row,
+    generated_file,
+)
 from merope.train.build import world_clips
 from merope.train.checkpoint import complete
 from merope.train.config import TrainConfig
 from merope.train.loop import NonFiniteLoss, stop_requests, train
+from merope.world.clips import WorldClips
 from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merope.bench.world_intervals import RESAMPLES, Grid, difference, interval
-from merope.bench.world_table import BEGIN, END, GROUPS, Row, read_rows, tables, verdict, write_tables
+from merope.bench.intervals import RESAMPLES, Grid, difference, interval
+from merope.bench.table import BEGIN, END, GROUPS, Row, read_rows, tables, verdict, write_tables
 from merope.commands.bench import add_bench
 from merope.evaluate.summary import Interval
 from tests.bench.made_up_results import write_result

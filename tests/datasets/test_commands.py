@@ -8,12 +8,12 @@ import torch
 from scenes import curved_drive
 
 from merope.cli import main
-from merope.data.curate import read_manifest
-from merope.data.formats import write
-from merope.data.loader import curation_of
-from merope.data.nuscenes import NuScenes, Window
-from merope.data.sources import VideoSource, read_video_rows
-from merope.data.trajectory import Trajectory
+from merope.curation.curate import read_manifest
+from merope.datasets.loader import curation_of
+from merope.datasets.nuscenes import NuScenes, Window
+from merope.datasets.sources import VideoSource, read_video_rows
+from merope.formats import write
+from merope.formats.trajectory import Trajectory
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,16 @@ import pytest
 import torch
 from scenes import PINHOLE, curved_drive
 
-from merope.data.clip import Clip
-from merope.data.curate import Curation, Manifest
-from merope.data.formats import write
-from merope.data.loader import ClipLoader, collate, curation_of
-from merope.data.nuscenes import NuScenes
-from merope.data.sampler import ClusterSampler
-from merope.data.sources import NuScenesSource, VideoSource, read_video_rows
-from merope.data.synth import Drive, write_nuscenes
-from merope.data.trajectory import Trajectory
-from merope.data.video import read_video, write_video
+from merope.curation.curate import Curation, Manifest
+from merope.datasets.clip import Clip
+from merope.datasets.loader import ClipLoader, collate, curation_of
+from merope.datasets.nuscenes import NuScenes
+from merope.datasets.sampler import ClusterSampler
+from merope.datasets.sources import NuScenesSource, VideoSource, read_video_rows
+from merope.datasets.synth import Drive, write_nuscenes
+from merope.formats import write
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import read_video, write_video
 from merope.geometry.lens_batches import picked, resized, stacked
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 

@@ -9,11 +9,11 @@ import torch
 from scenes import curved_drive, random_poses
 from torch import Tensor
 
-from merope.data.history_source import FrameLibrary
-from merope.data.json_stream import stream_objects
-from merope.data.nuscenes import NuScenes, Window, read_split
-from merope.data.retrieve import Target
-from merope.data.synth import MAP_FROM_WORLD, Drive, write_nuscenes
+from merope.curation.retrieve import Target
+from merope.datasets.history_source import FrameLibrary
+from merope.datasets.json_stream import stream_objects
+from merope.datasets.nuscenes import NuScenes, Window, read_split
+from merope.datasets.synth import MAP_FROM_WORLD, Drive, write_nuscenes
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 
@@ -201,7 +201,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indent", [None, 0, 2])
 def test_stream_equals_json(tmp_path: Path, indent: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("merope.data.json_stream.CHUNK_CHARACTERS", 37)
+    monkeypatch.setattr("merope.datasets.json_stream.CHUNK_CHARACTERS", 37)
     rows = [{"token": f"{i}", "text": 'a "quoted", [text] é ' * (i % 5), "list": [i, -1.5e-7, None]} for i in range(50)]
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(rows, indent=indent))

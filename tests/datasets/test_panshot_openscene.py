@@ -11,9 +11,9 @@ import pytest
 import torch
 from scenes import curved_drive, random_poses
 
-from merope.data.openscene import read_infos, read_openscene
-from merope.data.panshot import clip_key, read_panshot, without_first_yaw
-from merope.data.video import write_image
+from merope.datasets.openscene import read_infos, read_openscene
+from merope.datasets.panshot_clips import clip_key, read_panshot, without_first_yaw
+from merope.formats.video import write_image
 from merope.geometry.distorted_lenses import BrownConrady
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.poses import inverse

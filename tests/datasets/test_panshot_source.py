@@ -9,9 +9,9 @@ import pytest
 import torch
 from scenes import curved_drive
 
-from merope.data.loader import collate
-from merope.data.sources import PanShotSource
-from merope.data.video import read_video, write_video
+from merope.datasets.loader import collate
+from merope.datasets.sources import PanShotSource
+from merope.formats.video import read_video, write_video
 from merope.geometry.lenses import UnifiedCamera
 
 HEIGHT, WIDTH = 32, 64

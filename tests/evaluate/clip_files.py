@@ -6,10 +6,10 @@ import torch
 from scenes import PINHOLE
 from torch import Tensor
 
-from merope.data import formats
-from merope.data.trajectory import Trajectory
-from merope.data.video import write_video
+from merope import formats
 from merope.evaluate.results import Results
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import write_video
 
 FRAMES = 7
 GREY, BLACK, WHITE = 128, 0, 255

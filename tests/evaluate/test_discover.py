@@ -8,9 +8,9 @@ import torch
 from scenes import PINHOLE, straight_drive
 from torch import Tensor
 
-from merope.data import formats
-from merope.data.trajectory import Trajectory
+from merope import formats
 from merope.evaluate.discover import ClipName, clip_name, match, read_commanded
+from merope.formats.trajectory import Trajectory
 
 
 def write_path(file: Path, poses: Tensor) -> None:  # [T, 4, 4]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scenes import PINHOLE, random_poses
 
-from merope.data.formats import write
-from merope.data.trajectory import Trajectory
 from merope.evaluate.estimators.precomputed import PrecomputedEstimator
+from merope.formats import write
+from merope.formats.trajectory import Trajectory
 from merope.geometry.poses import inverse
 
 FRAMES = torch.zeros(5, 8, 8, 3, dtype=torch.uint8)

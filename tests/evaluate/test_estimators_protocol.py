@@ -5,8 +5,8 @@ import torch
 from scenes import PINHOLE, random_poses
 
 from merope.evaluate.estimators import ESTIMATORS, PER_CLIP, estimator
-from merope.evaluate.estimators.colmap import ColmapEstimator
-from merope.evaluate.estimators.protocol import PoseEstimate, check_frames, failed
+from merope.evaluate.estimators.estimator import PoseEstimate, check_frames, failed
+from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
 
 
 def test_invalid_frames_hold_the_identity_whatever_came() -> None:

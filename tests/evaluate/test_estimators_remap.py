@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scenes import LENSES, ZOOM, random_poses
 from torch import Tensor
 
-from merope.evaluate.estimators.protocol import PoseEstimate
+from merope.evaluate.estimators.estimator import PoseEstimate
 from merope.evaluate.estimators.remap import MAX_FOV_DEG, pinhole_view, widest_pinhole
 from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import inverse, rigid

@@ -9,9 +9,7 @@ from scenes import random_poses
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from merope.data.render import Render, render
-from merope.data.world import World
-from merope.evaluate.estimators.protocol import PoseEstimate
+from merope.evaluate.estimators.estimator import PoseEstimate
 from merope.evaluate.estimators.ray_pnp import RayPairs, solve
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import pose_metrics
@@ -20,6 +18,8 @@ from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.poses import inverse, relative, rigid, transform
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 from merope.geometry.trajectories import unicycle_path
+from merope.world.render import Render, render
+from merope.world.scene import World
 
 COUNT = 5
 PATH = unicycle_path(torch.full((COUNT - 1,), 6.0).double(), torch.full((COUNT - 1,), 0.15).double(), frame_rate_hz=1.0)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from merope.data.render import render
-from merope.data.world import World
-from merope.evaluate.estimators.colmap import ColmapEstimator
+from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.opencv_tracker import OpenCVTracker, _followed
-from merope.evaluate.estimators.protocol import PoseEstimate, PoseEstimator
+from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
 from merope.evaluate.metrics import PoseMetrics, pose_metrics
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import unicycle_path
+from merope.world.render import render
+from merope.world.scene import World
 
 COLMAP = ColmapEstimator()
 TRACKER = OpenCVTracker()

@@ -16,14 +16,14 @@ import torch
 from scenes import PINHOLE, curved_drive
 from torch import Tensor, nn
 
+from merope import formats
 from merope.cli import main
-from merope.data import formats
-from merope.data.trajectory import Trajectory
-from merope.data.video import write_video
 from merope.evaluate import fidelity as fidelity_module
 from merope.evaluate.detectors import InceptionDetector
 from merope.evaluate.fidelity import Fidelity, as_text, fidelity, read_fidelity, write_fidelity
 from merope.evaluate.recover import decode
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import write_video
 
 FRAMES, PREFIX = 7, 4
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from merope.cli import EXTRAS, main
 from merope.evaluate import recover as recover_module
 from merope.evaluate.estimators import ESTIMATORS
-from merope.evaluate.estimators.protocol import PoseEstimate, failed
+from merope.evaluate.estimators.estimator import PoseEstimate, failed
 from merope.evaluate.metrics import pose_metrics
 from merope.evaluate.recover import EstimatorChoice, decode
 from merope.evaluate.results import EVERYTHING, Results, as_text

@@ -10,14 +10,14 @@ import pytest
 import torch
 from scenes import PINHOLE, curved_drive
 
+from merope import formats
 from merope.cli import main
-from merope.data import formats
-from merope.data.trajectory import Trajectory
 from merope.evaluate.discover import ClipName, match, read_commanded
 from merope.evaluate.record import Record
 from merope.evaluate.recover import EstimatorChoice
 from merope.evaluate.results import EVERYTHING, IN_COMMON, measure
 from merope.evaluate.run import Task, _in_processes, evaluate
+from merope.formats.trajectory import Trajectory
 from tests.evaluate.clip_files import FRAMES, kinds, outputs, write_clip, write_path
 
 

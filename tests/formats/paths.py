@@ -7,7 +7,7 @@ import torch
 from scenes import random_poses
 from torch import Tensor
 
-from merope.data.trajectory import Trajectory
+from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 
 PINHOLE = Pinhole(501.5, 499.25, 322.0, 241.5, 640, 480)

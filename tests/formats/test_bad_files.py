@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lens_zoo import LENSES
 from paths import NEEDS, random_trajectory
 
-from merope.data import formats
+from merope import formats
 from merope.geometry.lenses import Pinhole
 
 RE10K_LINE = "0 0.5 0.9 0.5 0.5 0 0 1 0 0 0 0 1 0 0 0 0 1 0"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scenes import random_rotations, straight_drive
 from torch import Tensor
 
-from merope.data import formats
-from merope.data.formats import Finding, validate
-from merope.data.formats.checks import Travel, travel, turning_radius
-from merope.data.trajectory import Trajectory
+from merope import formats
+from merope.formats import Finding, validate
+from merope.formats.checks import Travel, travel, turning_radius
+from merope.formats.trajectory import Trajectory
 from merope.geometry.poses import inverse, relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 from merope.geometry.trajectories import driving_path, lateral_shift, turn

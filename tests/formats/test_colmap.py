@@ -11,8 +11,8 @@ import torch
 from lens_zoo import LENSES
 from paths import largest, lens_difference, random_trajectory
 
-from merope.data import formats
-from merope.data.formats.colmap import MODELS
+from merope import formats
+from merope.formats.colmap import MODELS
 from merope.geometry.poses import inverse
 
 PARAMETERS = {

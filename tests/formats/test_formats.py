@@ -15,9 +15,9 @@ from lens_zoo import LENSES, TYPICAL, batched
 from paths import BODY_FROM_CAMERA, CENTRED, METRIC, NEEDS, largest, lens_difference, random_trajectory
 from scenes import random_poses, random_rotations
 
+from merope import formats
 from merope.commands.models import _key_and_value
-from merope.data import formats
-from merope.data.trajectory import Trajectory
+from merope.formats.trajectory import Trajectory
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, Pinhole, UnifiedCamera
 from merope.geometry.poses import inverse, relative, transform

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import merope.data.cache as cache
+import merope.datasets.cache as cache
 from merope.cli import main
-from merope.data.cache import CachedSource, without_padding
-from merope.data.clip import Clip
-from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.datasets.cache import CachedSource, without_padding
+from merope.datasets.clip import Clip
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.caching import cache_clips
 from merope.train.clip_streams import clip_stream, training_source
 from merope.train.config import TrainConfig

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from merope.data.curate import Curation, Manifest
-from merope.data.formats import read, write
-from merope.data.sources import VideoSource, read_video_rows
-from merope.data.trajectory import Trajectory
-from merope.data.video import write_video
-from merope.pipeline.camera_video import CameraVideoPipeline
-from merope.pipeline.text import Text
+from merope.curation.curate import Curation, Manifest
+from merope.datasets.sources import VideoSource, read_video_rows
+from merope.formats import read, write
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import write_video
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.text import Text
 from merope.train.clip_streams import ClipStream, FrameEncoder, clip_stream, restricted
 from merope.train.config import TrainConfig
 from merope.train.loop import train

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from merope.adapters.wan import attached_branch
-from merope.data.retrieve import Gates
-from merope.data.synth import Drive, write_nuscenes
-from merope.data.world_clips import WorldClips, as_video
-from merope.data.world_history import WorldHistory, other_drives
+from merope.curation.retrieve import Gates
+from merope.datasets.synth import Drive, write_nuscenes
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import relative
 from merope.geometry.trajectories import unicycle_path
@@ -29,6 +27,8 @@ from merope.train.objective import VALIDATION, Noised, clip_generator, history_g
 from merope.train.parallel import Ranks, start
 from merope.train.streams import Examples
 from merope.train.toml_config import read_config
+from merope.world.clips import WorldClips, as_video
+from merope.world.revisits import WorldHistory, other_drives
 from tests.train.ranks import run_ranks
 from tests.train.test_parallel import SMOOTH, assert_same_weights
 from tests.train.tiny_runs import tiny_config

@@ -17,7 +17,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 from merope.adapters.wan import load_branch
-from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
 from merope.train.build import build_stream, check_shares
 from merope.train.config import TrainConfig
@@ -259,7 +259,7 @@ def test_the_optimiser_is_that_of_the_config(tmp_path: Path) -> None:
 
 
 def test_samples_are_written_with_the_path(tmp_path: Path) -> None:
-    from merope.data.video import read_video
+    from merope.formats.video import read_video
 
     train(tiny_config(tmp_path, "run.steps=1", "run.sample_every=1", "run.sample_steps=2"))
     frames = read_video(tmp_path / "samples" / "step-00000001.mp4", [0, 3], 256, 24 * 16 * 2 + 256)

@@ -2,8 +2,8 @@
 
 import torch
 
-from merope.data.world_clips import as_video
 from merope.train.samples import as_uint8, side_by_side
+from merope.world.clips import as_video
 
 
 def test_bytes_come_back_from_the_range_of_the_model() -> None:

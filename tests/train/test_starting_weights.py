@@ -9,7 +9,7 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
 from merope.adapters.camera_branch import CameraBranch
-from merope.pipeline.camera_video import CameraVideoPipeline
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.config import ModelSection
 from merope.train.loop import train
 from merope.train.model import build_model

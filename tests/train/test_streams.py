@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from merope.data import kept_renders
-from merope.data.kept_renders import KeptRenders
-from merope.data.world import World
-from merope.data.world_clips import HELD_OUT_SEEDS, SEEDS, WorldClips
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.train.streams import Ahead, Examples, Share, WorldStream
+from merope.world import kept_renders
+from merope.world.clips import HELD_OUT_SEEDS, SEEDS, WorldClips
+from merope.world.kept_renders import KeptRenders
+from merope.world.scene import World
 
 CPU = torch.device("cpu")
 ONE_LEVEL = 1.001 / 127.5  # of 8 bits

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 from merope.adapters.wan import attach, detach, load_branch
 from merope.cli import main
-from merope.data.loader import Batch
-from merope.data.video import read_video
+from merope.datasets.loader import Batch
+from merope.formats.video import read_video
 from merope.train import checkpoint
 from merope.train.clip_streams import FrameEncoder
 from merope.train.config import TrainConfig

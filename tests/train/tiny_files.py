@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from merope.data.synth import Drive, write_nuscenes
+from merope.datasets.synth import Drive, write_nuscenes
 from merope.geometry.cameras import Cameras
 from merope.geometry.trajectories import driving_path
 from merope.train.config import TrainConfig

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from scenes import curved_drive
 from torch import Tensor
 
-from merope.data.render import render
-from merope.data.street import CAMERA_HEIGHT_M, CROWN
-from merope.data.world import World
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole, UnifiedCamera
+from merope.world.render import render
+from merope.world.scene import World
+from merope.world.street import CAMERA_HEIGHT_M, CROWN
 
 GRID = (36, 64)
 PINHOLE = Pinhole(52.0, 52.0, 32.0, 18.0, 64, 36)

@@ -10,17 +10,17 @@ from scenes import straight_drive
 from street_views import DRIVE, FISHEYE, GRID, PINHOLE, brute_force, random, seeds
 from torch import Tensor
 
-from merope.data.edges import needs_more_rays
-from merope.data.lens_grids import lens_grid, places_around_centre
-from merope.data.raycast import ROUND, pairs_in_reach
-from merope.data.render import render
-from merope.data.sight import cast, rotated, view_of
-from merope.data.street import POLE
-from merope.data.world import World
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.poses import rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
+from merope.world.edges import needs_more_rays
+from merope.world.lens_grids import lens_grid, places_around_centre
+from merope.world.raycast import ROUND, pairs_in_reach
+from merope.world.render import render
+from merope.world.scene import World
+from merope.world.sight import cast, rotated, view_of
+from merope.world.street import POLE
 
 LENSES = {"pinhole": PINHOLE, "wide": UnifiedCamera.from_fov(120.0, 0.6, 64, 36), "fisheye": FISHEYE}
 

@@ -19,7 +19,10 @@ from street_views import (
 )
 from torch import Tensor
 
-from merope.data.raycast import (
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Lens
+from merope.geometry.rays import patch_rays
+from merope.world.raycast import (
     box_interval,
     ellipsoid_interval,
     first_surface,
@@ -29,11 +32,8 @@ from merope.data.raycast import (
     seen_solids,
     turned_into,
 )
-from merope.data.render import render
-from merope.data.world import World
-from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Lens
-from merope.geometry.rays import patch_rays
+from merope.world.render import render
+from merope.world.scene import World
 
 
 def directions(count: int, seed: int) -> Tensor:  # [3, count] unit

@@ -12,15 +12,15 @@ from scenes import curved_drive, random_poses, random_rotations, straight_drive
 from street_views import DRIVE, FISHEYE, GRID, PINHOLE, brute_force, first_hit, mismatches, random, seeds
 from torch import Tensor
 
-from merope.data.render import Render, correspondences, render
-from merope.data.street import CAMERA_HEIGHT_M, CROWN, FACADE, LANE_M, POLE, beside_street, street_coordinates
-from merope.data.textures import band, pulses
-from merope.data.world import World
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.poses import rigid, transform
 from merope.geometry.quaternions import matrix_from_quaternion
 from merope.geometry.rays import patch_pixels, patch_rays
+from merope.world.render import Render, correspondences, render
+from merope.world.scene import World
+from merope.world.street import CAMERA_HEIGHT_M, CROWN, FACADE, LANE_M, POLE, beside_street, street_coordinates
+from merope.world.textures import band, pulses
 
 
 def test_first_camera_stands_on_the_road() -> None:
@@ -208,7 +208,7 @@ def test_one_world_is_seen_by_a_batch_of_clips_with_a_lens_each() -> None:
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
     world, cameras = World(1), Cameras(DRIVE, FISHEYE)
     whole = render(world, cameras, *GRID, samples=samples)
-    monkeypatch.setattr("merope.data.render.RAYS_PER_BLOCK", {"cpu": 1000})
+    monkeypatch.setattr("merope.world.render.RAYS_PER_BLOCK", {"cpu": 1000})
     parts = render(world, cameras, *GRID, samples=samples)
     assert torch.equal(whole.depth_m, parts.depth_m)
     assert (whole.image - parts.image).abs().max() < 1e-6

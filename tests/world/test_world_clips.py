@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from merope.data.world_clips import DRIVES, WorldClips
+from merope.world.clips import DRIVES, WorldClips
 
 
 def test_a_seed_has_the_drive_and_lens_of_this_version() -> None:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from merope.errors import invalid
 from merope.evaluate.estimators import learned
-from merope.evaluate.estimators.colmap import ColmapEstimator
+from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.opencv_tracker import OpenCVTracker
 from merope.evaluate.estimators.precomputed import PrecomputedEstimator
-from merope.evaluate.estimators.protocol import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
+from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
 
 __all__ = ["ESTIMATORS", "PER_CLIP", "PoseEstimate", "PoseEstimator", "estimator"]
 

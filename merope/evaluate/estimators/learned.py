@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from merope.errors import invalid
-from merope.evaluate.estimators.protocol import PoseEstimate, check_frames
+from merope.evaluate.estimators.estimator import PoseEstimate, check_frames
 from merope.evaluate.estimators.remap import pinhole_view
 from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import inverse, orthonormalise, rigid

@@ -1,6 +1,6 @@
 """A fast monocular tracker: corners followed by optical flow, an essential matrix to start, then PnP on a growing map.
 
-Seconds per clip and no weights; good for quick checks and gross ranking, while `merope.evaluate.estimators.colmap` is
+Seconds per clip and no weights; good for quick checks and gross ranking. `structure_from_motion` beside this file is
 for numbers to report. Tracks [T, N, 2] are coordinates on the camera's plane z = 1, NaN where a corner was not seen;
 the unit of length is the distance between the first two views.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.evaluate.estimators.bundle_adjustment import Scene, adjusted
-from merope.evaluate.estimators.protocol import PoseEstimate, check_frames, failed
+from merope.evaluate.estimators.estimator import PoseEstimate, check_frames, failed
 from merope.evaluate.estimators.remap import pinhole_view
 from merope.geometry.lenses import Lens, Pinhole
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.data.formats import read
-from merope.data.formats.checks import require_increasing_times
-from merope.data.trajectory import Trajectory
 from merope.errors import invalid
-from merope.evaluate.estimators.protocol import PoseEstimate, check_frames
+from merope.evaluate.estimators.estimator import PoseEstimate, check_frames
+from merope.formats import read
+from merope.formats.checks import require_increasing_times
+from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens
 
 

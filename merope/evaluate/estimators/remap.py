@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from merope.errors import invalid
-from merope.evaluate.estimators.protocol import PoseEstimate, check_frames
+from merope.evaluate.estimators.estimator import PoseEstimate, check_frames
 from merope.geometry.lens_batches import picked
 from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import rigid

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
-from merope.data.render import Render, render
-from merope.data.world import World
 from merope.errors import invalid
 from merope.evaluate.estimators.dense_flow import flow, grey, textured
-from merope.evaluate.estimators.protocol import PoseEstimate, check_frames
+from merope.evaluate.estimators.estimator import PoseEstimate, check_frames
 from merope.evaluate.estimators.ray_pnp import RayPairs, solve
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import picked
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import inverse
 from merope.geometry.rays import patch_rays
+from merope.world.render import Render, render
+from merope.world.scene import World
 
 STRIDE = 2  # pixels between pairs along both axes
 MAX_DEPTH_STEP = 0.05  # of the depth, to the neighbours: beyond lies a silhouette, where flow belongs to either side

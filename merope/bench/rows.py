@@ -1,0 +1,317 @@
+"""Rows of the world benchmark from start to finish: train, generate, and score in the background.
+
+Every stage goes on where it was stopped, so that a row can be made in pieces of a few minutes.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from filelock import FileLock, Timeout
+
+from merope.bench.provenance import provenance, steps_done, timed_piece
+from merope.bench.scores import (
+    WorldJob,
+    about_clips,
+    check_nothing_is_trained_again,
+    floor_file,
+    floor_jobs,
+    left_alone,
+    put_together,
+    read_result,
+    results_file,
+    row_jobs,
+    score_world,
+    scores_of,
+    scores_of_test,
+    summaries,
+    what_differs,
+)
+from merope.bench.world_tests import WorldTest, generate_row
+from merope.train.build import world_clips
+from merope.train.config import TrainConfig
+from merope.train.loop import train
+
+WORKER_NICENESS = 10
+
+Stage = Literal["trained", "generated", "scored"]
+
+
+def train_row(config: TrainConfig) -> bool:
+    """Train a row or go on with it; whether it is finished now. Another run in its folder is refused."""
+    with timed_piece(config):
+        train(config)
+    return steps_done(config) >= config.run.steps
+
+
+@dataclass(frozen=True, eq=False)
+class _Scoring:
+    """A row that processes are working on."""
+
+    config: TrainConfig
+    worlds: dict[WorldTest, list[Future[bytes]]]
+
+    @property
+    def is_done(self) -> bool:
+        return all(future.done() for futures in self.worlds.values() for future in futures)
+
+
+class Scorer:
+    """Recovers poses in processes of its own while other rows are trained; writes each row when it is complete."""
+
+    def __init__(self, pool: Executor, results: Path | None, rows_at_once: int = 1) -> None:
+        self.pool, self.results, self.rows_at_once = pool, results, rows_at_once
+        self._floors: dict[Path, list[Future[bytes]]] = {}
+        self._rows: list[_Scoring] = []
+        self.written: list[dict[str, Any]] = []
+        self.failures: list[Exception] = []
+
+    def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
+        """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
+        for test in tests:
+            file = floor_file(config, test)
+            if file not in self._floors and not file.exists():
+                self._floors[file] = self._submitted(floor_jobs(config, test))
+        self._rows.append(_Scoring(config, {test: self._submitted(row_jobs(config, test)) for test in tests}))
+
+    def finish(self, wait: bool) -> None:
+        """Write the rows whose scores are complete; with `wait` all of them. One that cannot be is among `failures`."""
+        for row in [row for row in self._rows if wait or row.is_done]:
+            self._rows.remove(row)
+            try:
+                self.written.append(self._write(row))
+            except Exception as error:  # of a process that recovered poses: it is no fault of the next row
+                self.failures.append(_told(row.config, error))
+
+    def earlier(self, config: TrainConfig, tests: Sequence[WorldTest]) -> list[dict[str, Any]]:
+        """What was measured of the same weights before. A file of the results folder with other results is refused."""
+        found = []
+        own = read_result(config.run.out / "scores.json")
+        if own is not None:
+            if differs := what_differs(own, config, tests):
+                print(f"{config.run.out / 'scores.json'} has {differs}: it will be replaced", file=sys.stderr)
+            else:
+                found.append(own)
+        shared = None if self.results is None else read_result(results_file(config, self.results))
+        if shared is not None and self.results is not None:
+            if differs := what_differs(shared, config, tests):
+                raise left_alone(results_file(config, self.results), differs)
+            found.append(shared)
+        return found
+
+    def _submitted(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
+        return [self.pool.submit(score_world, job) for job in jobs]
+
+    def _write(self, row: _Scoring) -> dict[str, Any]:
+        parts = []
+        for test, futures in row.worlds.items():
+            scores = scores_of(_awaited(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
+            parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
+        about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
+        text = json.dumps(put_together(about, parts, self.earlier(row.config, list(row.worlds))), indent=1)
+        _replace(row.config.run.out / "scores.json", text)
+        if self.results is not None:
+            _replace(results_file(row.config, self.results), text)
+        return json.loads(text)
+
+    def _floor(self, config: TrainConfig, test: WorldTest) -> dict[str, Any]:
+        file = floor_file(config, test)
+        if not file.exists():
+            scores = scores_of(_awaited(self._floors[file], f"floor ×{test.stretch:g}"))
+            _replace(file, json.dumps(summaries(scores, world_clips(config)), indent=1))
+        return json.loads(file.read_text())
+
+
+def _awaited(futures: list[Future[bytes]], what: str) -> Iterator[bytes]:
+    """Results in order, with a line of progress."""
+    for count, future in enumerate(futures, start=1):
+        result = future.result()
+        print(f"scored {what}, world {count} of {len(futures)}", end="\r", file=sys.stderr, flush=True)
+        yield result
+    print(file=sys.stderr)
+
+
+def run_rows(
+    configs: Sequence[TrainConfig],  # each with its seed, see with_seed
+    tests: Sequence[WorldTest],  # the first one is the benchmark's, the others its sweep
+    scorer: Scorer,
+    until: Stage = "scored",
+    is_over: Callable[[], bool] = lambda: False,
+    is_made: Callable[[TrainConfig], bool] = lambda config: False,
+) -> bool:
+    """Row after row in one process; whether all of them are done.
+
+    Rows that are made, or that another process is making, are left alone. When the training of a row is stopped by a
+    signal, or time is over, nothing further is begun. A row that fails keeps no other from being made; its error comes
+    at the end.
+    """
+    done, failures = 0, []
+    with ExitStack() as claims:
+        for config in configs:
+            if is_over():
+                break
+            try:
+                if not _claimed(config, claims):
+                    continue
+                if not (is_made(config) or _made(config, tests, scorer, until)):
+                    break
+                done += 1
+            except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
+                failures.append(_told(config, error))
+                if not _forgotten():
+                    break
+        scorer.finish(wait=True)
+    if failures or scorer.failures:
+        raise [*failures, *scorer.failures][0]
+    return done == len(configs)
+
+
+def _told(config: TrainConfig, error: Exception) -> Exception:
+    """The error without the variables of its frames: they would keep a model on the GPU while others are trained."""
+    print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__context__
+    return error
+
+
+def _forgotten() -> bool:
+    """Whether the GPU still works for this process: after some errors no call to it does, and no row can be made."""
+    try:
+        _forget_model()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _claimed(config: TrainConfig, claims: ExitStack) -> bool:
+    """Whether this process may make a row; it keeps it until `claims` ends or the process does."""
+    config.run.out.mkdir(parents=True, exist_ok=True)
+    try:
+        claims.enter_context(FileLock(config.run.out / "row.lock", blocking=False))
+    except Timeout:
+        return False
+    return True
+
+
+def _made(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage) -> bool:
+    """Train and generate a row and have it scored; False where training was stopped."""
+    check_nothing_is_trained_again(config, scorer.results)
+    if not train_row(config):
+        return False
+    scorer.earlier(config, tests)  # refused now, not when everything is generated
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for test in tests if until != "trained" else ():
+        generate_row(config, test, device)
+    if until == "scored":
+        scorer.add(config, tests)
+    _forget_model()
+    scorer.finish(wait=False)
+    return True
+
+
+def _forget_model() -> None:
+    """Compiled code keeps the weights that it was made for alive, and counts against the limit of recompilations."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[Callable[[], bool]]:
+    """Whether the time is over, or SIGTERM or Ctrl-C has come; a training loop that runs then writes a checkpoint.
+
+    The signal is repeated every second: a loop that is still being built does not listen yet. A terminal's Ctrl-C comes
+    to every process of its group, whatever it is doing: the first one loses nothing, a second one ends it at once.
+    """
+    over: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        over.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+        if number == signal.SIGALRM:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield lambda: bool(over)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class InThisProcess(Executor):
+    """Does each job when it is given."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(call(*arguments, **named))
+        return future
+
+
+class _Workers(ProcessPoolExecutor):
+    """Processes start when jobs come, with signals held back: one that dies before `_begin_worker` breaks the pool."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            return super().submit(call, *arguments, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def scoring_pool(workers: int) -> Iterator[Executor]:
+    """Processes that recover poses, each on one core; one worker works in this process. Jobs left over are dropped."""
+    spawn = torch.multiprocessing.get_context("spawn")
+    pool = _Workers(workers, spawn, initializer=_begin_worker) if workers > 1 else InThisProcess()
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """Signals that stop training are for the process that trains, though the whole group may get them.
+
+    A worker leaves when that process does, however it ends: it would wait for jobs for ever. And workers must not fight
+    for cores, neither each other's nor those that training needs to keep a GPU busy.
+    """
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    os.nice(WORKER_NICENESS)
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _replace(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}.part")  # two processes may measure the same floor
+    part.write_text(text)
+    os.replace(part, file)

@@ -1,0 +1,286 @@
+"""The tables of the world benchmark, from the results files of its rows: what is measured, and what is open.
+
+A verdict comes from an interval and from nothing else.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from merope.bench.intervals import Grid, difference, grid, interval
+from merope.errors import invalid
+from merope.evaluate.summary import Interval
+
+Result = Mapping[str, Any]
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Encodings (Table 1)": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
+    "Components (ablation)": (
+        "ablation-rotation-only",
+        "ablation-translation-only",
+        "ablation-disparity-only",
+        "ablation-rotation-translation",
+        "ablation-disparity-rotation",
+        "ablation-disparity-translation",
+    ),
+    "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
+    "Mixed lenses": (
+        "mixed-lenses-gta",
+        "mixed-lenses-prope",
+        "mixed-lenses-ucpe",
+        "mixed-lenses-raynova",
+        "mixed-lenses-merope",
+    ),
+    "Values turned or not": ("logits-only", "raynova-values"),
+    "Angular resolution": ("raynova-coarse", "fine-native", "direction-phases"),
+    "Four times as long": ("long-raynova", "long-merope"),
+    "Added to a trained model": ("after-none-gta", "after-none-raynova", "after-none-merope"),
+}
+"""Every row of configs/world, in the order in which they are to be measured."""
+
+COLUMNS = {
+    "rot_deg": "rot °",
+    "metric_tr_percent": "metric tr %",
+    "cammc": "CamMC",
+    "ate_m": "position m",
+    "auc_10": "AUC@10",
+    "psnr_db": "PSNR dB",
+}
+EVERY_CLIP = ("auc_10", "psnr_db")
+"""Metrics that every clip has, however badly it follows."""
+SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
+COMPARED = ("cammc", *EVERY_CLIP)
+"""CamMC is of the clips that both rows followed well enough to be measured; in the AUC the others are misses."""
+BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
+SAME_TRAINING = ("steps", "batch_size", "data")
+"""What two rows must share to be compared, beside the test."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """All seeds of one row."""
+
+    name: str
+    seeds: dict[int, Result]
+
+    @property
+    def any_seed(self) -> Result:
+        return next(iter(self.seeds.values()))
+
+    @property
+    def is_from_scratch(self) -> bool:
+        return self.any_seed.get("pretrained") is None
+
+    @property
+    def stretches(self) -> tuple[float, ...]:
+        """Stretches that some seed was tested at; the first is the benchmark's own."""
+        found = [part["test"]["stretch"] for result in self.seeds.values() for part in parts_of(result)]
+        return (found[0], *sorted(set(found) - {found[0]}))
+
+    def tested(self, stretch: float) -> list[int]:
+        """Seeds that were tested at a stretch."""
+        return [
+            seed
+            for seed, result in self.seeds.items()
+            if any(part["test"]["stretch"] == stretch for part in parts_of(result))
+        ]
+
+    def grid(self, metric: str, stretch: float = 1.0, lens: str | None = None) -> Grid:
+        """A metric of all clips of a test, or of those through one kind of lens."""
+        return grid({seed: self.part(seed, stretch)["clips"] for seed in self.tested(stretch)}, metric, lens)
+
+    def lost(self, stretch: float = 1.0) -> str:
+        """Frames without a pose, of all frames of all seeds."""
+        parts = [self.part(seed, stretch)["rows"]["generated"]["all"] for seed in self.tested(stretch)]
+        return f"{sum(part['failed_frames'] for part in parts)}/{sum(part['frames'] for part in parts)}"
+
+    def measured(self, stretch: float = 1.0) -> str:
+        """Clips with pose errors, of all clips of all seeds: what the errors are means of."""
+        clips = self.grid("cammc", stretch)
+        return f"{interval(clips).count}/{clips.values.size}"
+
+    @property
+    def held_out_loss(self) -> float:
+        """Mean of the seeds' last validation losses."""
+        losses = [result["validation_loss"] for result in self.seeds.values()]
+        return math.nan if None in losses else sum(losses) / len(losses)
+
+    def is_comparable(self, other: "Row", stretch: float = 1.0) -> bool:
+        """Whether both were trained alike and tested on the same clips."""
+        tests = [row.part(seed, stretch)["test"] for row in (self, other) for seed in row.tested(stretch)[:1]]
+        if len(tests) < 2 or tests[0] != tests[1] or self.is_from_scratch != other.is_from_scratch:
+            return False
+        return all(self.any_seed[key] == other.any_seed[key] for key in SAME_TRAINING)
+
+    def part(self, seed: int, stretch: float) -> Result:
+        """One test of one seed."""
+        return next(part for part in parts_of(self.seeds[seed]) if part["test"]["stretch"] == stretch)
+
+
+def parts_of(result: Result) -> list[Result]:
+    """The tests of a results file: the benchmark's own, then the sweep."""
+    return [result, *result["sweep"]]
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """All rows of a results folder (`merope bench world --results`)."""
+    rows: dict[str, Row] = {}
+    for file in sorted(folder.glob("*-seed*.json")):
+        result = json.loads(file.read_text())
+        rows.setdefault(result["row"], Row(result["row"], {})).seeds[result["seed"]] = result
+    if not rows:
+        raise invalid(str(folder), "a folder with results of rows", "none", "run merope bench world … --results DIR")
+    for row in rows.values():
+        _check_alike(row)
+    return rows
+
+
+def _check_alike(row: Row) -> None:
+    """Seeds of a row are of one training and one test at every stretch."""
+    said = {key: [result[key] for result in row.seeds.values()] for key in SAME_TRAINING}
+    for stretch in row.stretches:
+        said[f"test ×{stretch:g}"] = [row.part(seed, stretch)["test"] for seed in row.tested(stretch)]
+    for key, values in said.items():
+        if any(value != values[0] for value in values):
+            fix = "make the seeds of a row alike, or move some of their files away"
+            raise invalid(f"{key} of {row.name}", "the same for all seeds", "different ones", fix)
+
+
+def tables(rows: Mapping[str, Row], against: str = "merope") -> str:
+    """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured.
+
+    Rows are compared with one of them; a group that has its own (long-merope for merope) is compared with that.
+    """
+    others = tuple(name for name in rows if not any(name in names for names in GROUPS.values()))
+    parts = [_about(rows)]
+    for title, names in (GROUPS | ({"Other rows": others} if others else {})).items():
+        measured = [rows[name] for name in names if name in rows]
+        missing = [name for name in names if name not in rows]
+        parts.append(f"### {title}")
+        own = [row for row in measured if row.name.endswith(f"-{against}")]
+        if measured:
+            parts.append(group_table(measured, own[0] if own else rows.get(against)))
+        if missing:
+            parts.append("Open: " + ", ".join(missing) + ".")
+    return (
+        "\n\n".join([*parts, *_lens_table(rows), "### Beyond the training scale", _sweep_table(rows, against)]) + "\n"
+    )
+
+
+def _about(rows: Mapping[str, Row]) -> str:
+    row = next(iter(rows.values())).any_seed
+    test, floor = row["test"], row["rows"]["floor"]["all"]
+    clips = len(row["clips"])
+    values = floor["values"]
+    return (
+        f"{clips} clips of {test['worlds']} unseen worlds (each as driven and with a turn of {test['turn_deg']:g}° to "
+        f"the left and to the right), {test['steps']} denoising steps. Means over clips and seeds with 95 % intervals "
+        "that resample worlds and seeds; a row with one seed has an interval over worlds alone. Pose floor, the "
+        f"estimator on noisy true renders that stray from the command: rot {values['rot_deg']['mean']:.3f}°, metric tr "
+        f"{values['metric_tr_percent']['mean']:.3f} %, CamMC {values['cammc']['mean']:.3f}, "
+        f"{floor['failed_frames']} of {floor['frames']} frames lost."
+    )
+
+
+def group_table(rows: Sequence[Row], against: Row | None) -> str:
+    """Rows with their numbers and, if there is one to compare with, how far they are from it."""
+    title = [] if against is None else [f"{COLUMNS[metric]} − {against.name}" for metric in COMPARED]
+    lines = [["row", "seeds", "steps", "held-out loss", *COLUMNS.values(), "measured clips", "lost frames", *title]]
+    for row in rows:
+        numbers = [cell(interval(row.grid(metric))) for metric in COLUMNS]
+        about = [_bold(row.name, row is against), _seeds(row), f"{row.any_seed['steps']:,}", _loss(row)]
+        compared = [] if against is None else [_comparison(row, against, metric) for metric in COMPARED]
+        lines.append([*about, *numbers, row.measured(), row.lost(), *compared])
+    return _markdown(lines)
+
+
+def _seeds(row: Row) -> str:
+    return "one" if len(row.seeds) == 1 else str(len(row.seeds))
+
+
+def _loss(row: Row) -> str:
+    return "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
+
+
+def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> str:
+    if row is against:
+        return "–"
+    if not row.is_comparable(against, stretch):
+        return "another test"
+    apart = difference(row.grid(metric, stretch), against.grid(metric, stretch))
+    if apart is None:
+        return "no common seed"
+    return "–" if math.isnan(apart.mean) else f"{cell(apart, sign='+')}: {verdict(apart, against.name)}"
+
+
+def verdict(row_minus_other: Interval, other: str) -> str:
+    """What an interval of the difference allows to say."""
+    name = "MeRoPE" if other.endswith("merope") else other
+    if row_minus_other.low > 0.0:
+        return f"{name} lower"
+    return f"{name} higher" if row_minus_other.high < 0.0 else "not separated"
+
+
+def _lens_table(rows: Mapping[str, Row]) -> list[str]:
+    """Rows whose lenses differ from clip to clip, by kind of lens."""
+    lines = [["row", "lens", "worlds", *COLUMNS.values()]]
+    for row in rows.values():
+        kinds = {clip["world"]: clip["lens"] for clip in row.any_seed["clips"].values()}
+        for kind in sorted(set(kinds.values())) if len(set(kinds.values())) > 1 else ():
+            numbers = [cell(interval(row.grid(metric, lens=kind))) for metric in COLUMNS]
+            lines.append([row.name, kind, str(list(kinds.values()).count(kind)), *numbers])
+    return [] if len(lines) == 1 else ["### By lens", _markdown(lines)]
+
+
+def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
+    """Rows that were also tested on longer paths than they were trained on."""
+    swept = [row for row in rows.values() if len(row.stretches) > 1]
+    if not swept:
+        return "Open: no row has been tested on stretched paths."
+    other = rows.get(against)
+    apart = [] if other is None else [f"{COLUMNS[metric]} − {against}" for metric in EVERY_CLIP]
+    numbered = [COLUMNS[metric] for metric in SWEPT]
+    counted = ["measured clips", "lost frames", "floor: metric tr %"]
+    lines = [["row", "stretch", "seeds", "worlds", *numbered, *counted, *apart]]
+    for row in swept:
+        for stretch in row.stretches:
+            numbers = [cell(interval(row.grid(metric, stretch))) for metric in SWEPT]
+            seeds = row.tested(stretch)
+            part = row.part(seeds[0], stretch)
+            floor = part["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
+            about = [_bold(row.name, row is other), f"×{stretch:g}", str(len(seeds)), str(part["test"]["worlds"])]
+            compared = [] if other is None else [_comparison(row, other, metric, stretch) for metric in EVERY_CLIP]
+            counts = [row.measured(stretch), row.lost(stretch), f"{floor:.3f}"]
+            lines.append([*about, *numbers, *counts, *compared])
+    return _markdown(lines)
+
+
+def cell(value: Interval, sign: str = "") -> str:
+    """1.23 [1.02, 1.51], without the interval where there is none."""
+    if math.isnan(value.mean):
+        return "–"
+    mean = f"{value.mean:{sign}.2f}"
+    return mean if math.isnan(value.low) else f"{mean} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
+
+
+def _bold(text: str, bold: bool) -> str:
+    return f"**{text}**" if bold else text
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    head, *body = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])
+
+
+def write_tables(text: str, file: Path) -> None:
+    """Into a file, or between the markers of a page that has them."""
+    page = file.read_text() if file.exists() else ""
+    if BEGIN in page:
+        head, rest = page.split(BEGIN, 1)
+        if END not in rest:
+            raise invalid(str(file), f"a page with {END!r} after {BEGIN!r}", "only the first", "add the second marker")
+        text = f"{head}{BEGIN}\n\n{text}\n{END}{rest.split(END, 1)[1]}"
+    file.write_text(text)

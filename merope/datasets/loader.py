@@ -1,0 +1,204 @@
+"""From a manifest to batches: an endless, resumable stream of clips that names and counts what it cannot read."""
+
+import logging
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from merope.curation.curate import Curation, Manifest
+from merope.datasets.clip import Clip
+from merope.datasets.sampler import ClusterSampler, SamplerState, names_fingerprint
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import stacked
+
+LOG = logging.getLogger(__name__)
+
+MOST_STAND_INS = 100
+"""Clips that are tried in the place of one that cannot be read; if none of them can, something else is wrong."""
+
+
+Item = TypeVar("Item")
+Collated = TypeVar("Collated")
+ItemOut = TypeVar("ItemOut", covariant=True)
+
+
+class ClipSource(Protocol[ItemOut]):
+    """A table of clips (or of what was made of them) that can be loaded one by one, in any process."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """What the clip is called in a manifest and in messages."""
+
+    def clip(self, index: int) -> ItemOut:
+        """Load it; raise if it cannot be read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B clips of T frames."""
+
+    names: tuple[str, ...]
+    frames: Tensor  # uint8 [B, T, H, W, 3]
+    cameras: Cameras  # [B, T]
+    captions: tuple[str, ...]
+    fps: Tensor  # [B]
+    timestamps_s: Tensor  # [B, T] float64, from the first frame
+    is_metric: Tensor  # bool [B]
+    clusters: Tensor  # int64 [B]
+
+
+def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
+    """Clips of one length, size and kind of lens as a batch."""
+    frames = [clip.frames for clip in clips if clip.frames is not None]
+    shapes = {tuple(frame.shape) for frame in frames}
+    if len(frames) != len(clips) or len(shapes) != 1:
+        names = ", ".join(clip.name for clip in clips)
+        raise invalid(f"frames of {names}", "of one shape", sorted(shapes), "load all clips with one size and length")
+    poses = torch.stack([clip.world_from_camera for clip in clips])
+    return Batch(
+        names=tuple(clip.name for clip in clips),
+        frames=torch.stack(frames),
+        cameras=Cameras(poses, stacked([clip.lens for clip in clips])),
+        captions=tuple(clip.caption for clip in clips),
+        fps=torch.tensor([clip.fps for clip in clips]),
+        timestamps_s=torch.stack([clip.timestamps_s for clip in clips]),
+        is_metric=torch.tensor([clip.is_metric for clip in clips]),
+        clusters=torch.tensor(clusters),
+    )
+
+
+def curation_of(source: ClipSource[object], manifest: Manifest) -> Curation:
+    """The manifest's clusters and prototypes in the order of the source, matched by name."""
+    row = {name: index for index, name in enumerate(manifest.ids)}
+    names = [source.name(index) for index in range(len(source))]
+    missing = [name for name in names if name not in row]
+    if missing or len(names) != len(row):
+        got = f"{len(missing)} of {len(names)} clips not in it, first {missing[:1]}; {len(row)} rows"
+        raise invalid("manifest", "a row for every clip of the source and no other", got, "curate this source again")
+    order = torch.tensor([row[name] for name in names])
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    return Curation(manifest.curation.cluster[order], place[manifest.curation.prototype[order]])
+
+
+@dataclass(frozen=True)
+class _Loaded(Generic[Item]):
+    """What was read for a draw: its own clip, or the first that could be read in its stead."""
+
+    index: int
+    clip: Item | None
+    skipped: dict[int, str]  # index -> why it could not be read
+
+
+class LoaderState(SamplerState):
+    """Where a stream stands, and of which clips it is."""
+
+    clips: int  # fingerprint of their names, in their order
+
+
+class _Clips(Dataset[_Loaded[Item]]):
+    """Loads in worker processes. Who stands in for whom follows from the table alone, never from what came before."""
+
+    def __init__(self, source: ClipSource[Item], sampler: ClusterSampler) -> None:
+        self.source, self.sampler = source, sampler
+
+    def __getitem__(self, index: int) -> _Loaded[Item]:
+        skipped: dict[int, str] = {}
+        for candidate in self._candidates(index):
+            try:
+                return _Loaded(candidate, self.source.clip(candidate), skipped)
+            except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
+                skipped[candidate] = f"{type(error).__name__}: {error}"
+        return _Loaded(index, None, skipped)
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        yield index
+        yield from self.sampler.stand_ins(index)[:MOST_STAND_INS]
+
+
+def _leave_stops_to_the_run(worker: int) -> None:
+    """torchrun and schedulers send SIGTERM to workers, too: one that died of it would take the run's step with it.
+
+    A worker ends when the run is done with it, or is gone.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class ClipLoader(Generic[Item, Collated]):
+    """An endless stream of batches in the sampler's order, epoch after epoch.
+
+    A clip that cannot be read is logged by name and counted in `skipped`; another of its cluster takes its place. So
+    all ranks use up the sampler's draws at one pace, and the stream is the same for any number of them. `state_dict`
+    speaks of what was handed out, not of what workers have fetched ahead: a resumed loader goes on with the next clip.
+    """
+
+    def __init__(
+        self,
+        source: ClipSource[Item],
+        sampler: ClusterSampler,
+        batch_size: int,
+        workers: int = 0,
+        collate: Callable[[Sequence[Item], Sequence[int]], Collated] = collate,  # type: ignore[assignment]
+    ) -> None:
+        if len(source) == 0:
+            raise invalid("source", "at least one clip", "none", "check the manifest and the split")
+        if len(sampler.cluster) != len(source):
+            fix = "pass the sampler of curation_of(source, manifest)"
+            raise invalid("sampler", f"over the {len(source)} clips of the source", len(sampler.cluster), fix)
+        self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, workers
+        self.collate = collate
+        self.skipped: dict[str, str] = {}  # name of a clip -> why
+        self._handed_out = sampler.state_dict()
+
+    def __iter__(self) -> Iterator[Collated]:
+        self.sampler.load_state_dict(self._handed_out)
+        pending: list[tuple[Item, int]] = []
+        while True:
+            epoch, used = self.sampler.epoch, self.sampler.position
+            clips = _Clips(self.source, self.sampler)
+            init, workers = _leave_stops_to_the_run, self.workers
+            for item in DataLoader(clips, None, sampler=self.sampler, num_workers=workers, worker_init_fn=init):
+                used += self.sampler.world_size
+                self._note(item.skipped)
+                if item.clip is None:
+                    last = list(item.skipped.items())[-1]
+                    raise ValueError(f"none of {len(item.skipped)} clips could be read, the last: {self._named(*last)}")
+                pending.append((item.clip, int(self.sampler.cluster[item.index])))
+                if len(pending) == self.batch_size:
+                    self._handed_out = self.sampler.state_dict(epoch, used)
+                    yield self.collate(*zip(*pending, strict=True))
+                    pending = []
+
+    def _note(self, skipped: dict[int, str]) -> None:
+        for index, reason in skipped.items():
+            name = self.source.name(index)
+            if name not in self.skipped:
+                LOG.warning("skipped clip %s: %s", name, reason)
+            self.skipped[name] = reason
+
+    def _named(self, index: int, reason: str) -> str:
+        return f"{self.source.name(index)}: {reason}"
+
+    def state_dict(self) -> LoaderState:
+        """Where the stream stands: everything before it has been handed out."""
+        return LoaderState(**self._handed_out, clips=self._clips())
+
+    def _clips(self) -> int:
+        """The sampler knows numbers of clips alone: as many others would be taken for them."""
+        return names_fingerprint(self.source.name(index) for index in range(len(self.source)))
+
+    def load_state_dict(self, state: SamplerState | LoaderState) -> None:
+        """Go on from a saved state with the next `iter`; refused when it is of other clips."""
+        mine, theirs = self._clips(), state.get("clips")
+        if theirs not in (None, mine):  # none in checkpoints of older versions
+            fix = "resume with the manifest of the first run, or use another run.out"
+            raise invalid("the clips of the data", f"those of the run, in their order ({theirs})", mine, fix)
+        self.sampler.load_state_dict(state)
+        self._handed_out = self.sampler.state_dict()

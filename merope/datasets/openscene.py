@@ -1,0 +1,125 @@
+"""Clips in OpenScene's layout: what World Engine renders and what nuPlan logs are exported to.
+
+A meta file is a pickled list of frames. Unpickling runs code of whoever wrote the file, so it happens only on request,
+and even then only NumPy arrays and plain containers are let through.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.datasets.clip import Clip
+from merope.errors import invalid
+from merope.formats.video import read_image
+from merope.geometry.distorted_lenses import BrownConrady
+from merope.geometry.lens_batches import resized
+from merope.geometry.lenses import Lens, Pinhole
+from merope.geometry.poses import rigid
+
+COEFFICIENTS = (4, 5, 8)
+"""Lengths of OpenCV's list k1 k2 p1 p2 k3 k4 k5 k6 that a Brown–Conrady lens has a place for."""
+
+ALLOWED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    *(
+        (f"{package}.multiarray", name)
+        for package in ("numpy.core", "numpy._core")
+        for name in ("_reconstruct", "scalar")
+    ),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("_codecs", "encode"),  # this and the next: how protocol 2 stores bytes
+    ("__builtin__", "bytes"),
+}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"the file asks for {module}.{name}; only NumPy arrays are read")
+        return super().find_class(module, name)
+
+
+def read_infos(path: Path, allow_pickle: bool = False) -> list[dict[str, Any]]:
+    """The frames of a meta file, in order of time."""
+    if not allow_pickle:
+        fix = "pass allow_pickle=True if you trust where the file came from"
+        raise invalid("allow_pickle", "True to read a pickle", allow_pickle, fix)
+    with Path(path).open("rb") as file:
+        infos = _unpickled(file, path)
+    frames = infos.get("infos") if isinstance(infos, dict) else infos
+    if not isinstance(frames, list) or not frames:
+        raise invalid("path", "a list of frames, or a dict with infos", path, "is this an OpenScene meta file?")
+    return sorted(frames, key=lambda info: info["timestamp"])
+
+
+def _unpickled(file: BinaryIO, path: Path) -> Any:
+    try:
+        return _ArraysOnly(file).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); get the file again") from error
+
+
+def read_openscene(
+    path: Path,
+    blobs: Path,
+    height: int,
+    width: int,
+    channel: str = "CAM_F0",
+    image_size: tuple[int, int] = (1920, 1080),
+    with_frames: bool = True,
+    allow_pickle: bool = False,
+) -> Clip:
+    """One meta file as a clip: camera-to-world is lidar2global ∘ sensor2lidar, metres.
+
+    blobs: folder that data_path is relative to. image_size: (width, height) that the intrinsics belong to.
+    Images of nuPlan are distorted: the lens is Brown–Conrady where a frame carries coefficients.
+    """
+    infos = read_infos(path, allow_pickle)
+    if channel not in infos[0]["cams"]:
+        raise invalid("channel", f"one of {sorted(infos[0]['cams'])}", repr(channel), "pick a camera of the rig")
+    cameras = [info["cams"][channel] for info in infos]
+    timestamps_s = torch.tensor([float(info["timestamp"]) for info in infos], dtype=torch.float64) * 1e-6
+    steps_s = timestamps_s.diff()
+    if bool((steps_s <= 0).any()):
+        index = int((steps_s <= 0).nonzero()[0])
+        raise ValueError(f"{path}: frames {index} and {index + 1} have the same timestamp; drop one of them")
+    frames = None
+    if with_frames:
+        frames = torch.stack([read_image(Path(blobs) / camera["data_path"], height, width) for camera in cameras])
+    return Clip(
+        name=Path(path).stem,
+        world_from_camera=torch.stack([_pose(info, camera) for info, camera in zip(infos, cameras, strict=True)]),
+        lens=_lens(cameras[0], image_size, height, width),
+        timestamps_s=timestamps_s - timestamps_s[0],
+        fps=1 / float(steps_s.median()) if len(steps_s) else 10.0,
+        frames=frames,
+        traversal=Path(path).stem,
+    )
+
+
+def _pose(info: dict[str, Any], camera: dict[str, Any]) -> Tensor:  # [4, 4]
+    lidar_from_camera = rigid(
+        torch.as_tensor(np.asarray(camera["sensor2lidar_rotation"], dtype=np.float64)),
+        torch.as_tensor(np.asarray(camera["sensor2lidar_translation"], dtype=np.float64)),
+    )
+    return torch.as_tensor(np.asarray(info["lidar2global"], dtype=np.float64)) @ lidar_from_camera
+
+
+def _lens(camera: dict[str, Any], image_size: tuple[int, int], height: int, width: int) -> Lens:
+    if "cam_intrinsic" not in camera:
+        raise invalid(f"cam_intrinsic of {camera['data_path']}", "a 3×3 matrix", "none", "get the meta file again")
+    matrix = np.asarray(camera["cam_intrinsic"], dtype=np.float64)
+    intrinsics = (matrix[0, 0], matrix[1, 1], matrix[0, 2], matrix[1, 2])
+    distortion = np.asarray(camera.get("distortion", ()), dtype=np.float64).ravel()
+    if not distortion.any():
+        return resized(Pinhole(*intrinsics, *image_size), width, height)
+    if len(distortion) not in COEFFICIENTS:
+        name, got = f"distortion of {camera['data_path']}", f"{len(distortion)} of them"
+        raise invalid(name, "k1 k2 p1 p2 [k3 [k4 k5 k6]]", got, "undistort the images")
+    return resized(BrownConrady(*intrinsics, *image_size, *distortion.tolist()), width, height)

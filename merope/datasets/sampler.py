@@ -1,0 +1,123 @@
+"""Class-balanced sampling: uniform over clusters of motion, then uniform within the cluster (paper, Section 4.1)."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from merope.curation.curate import Curation
+from merope.errors import invalid
+
+
+class SamplerState(TypedDict):
+    """Where a run stands. The same on all ranks."""
+
+    seed: int
+    epoch: int
+    position: int  # draws of this epoch that all ranks together have used
+    epoch_length: int
+    fingerprint: int  # of the table that is drawn from
+
+
+def names_fingerprint(names: Iterable[str]) -> int:
+    """Of clips by their names, in their order."""
+    return zlib.crc32("\0".join(names).encode())
+
+
+class ClusterSampler(Sampler[int]):
+    """Indices of clips: a cluster with equal chances, then one of its clips with equal chances, with replacement.
+
+    An epoch is one global sequence of `epoch_length` draws, fixed by seed and epoch; rank r of W takes draws r, r + W,
+    r + 2W, … of it, all ranks equally many. `iter` continues where the last one stopped, also after `load_state_dict`
+    and then even with another number of ranks; at the end of an epoch the next one is up. Clusters without a clip to
+    draw (for `prototypes_only`, without a prototype) do not take part.
+    """
+
+    def __init__(
+        self,
+        curation: Curation,
+        *,
+        prototypes_only: bool = False,
+        epoch_length: int | None = None,  # draws of all ranks; as many as there are clips to draw from
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise invalid("rank", f"in [0, world_size = {world_size})", rank, "pass torch.distributed's own numbers")
+        if seed < 0:
+            raise invalid("seed", "a non-negative integer", seed, "pick another")
+        clips = curation.kept.nonzero().squeeze(-1) if prototypes_only else torch.arange(len(curation.cluster))
+        if len(clips) == 0:
+            raise invalid("curation", "at least one clip", "an empty one", "check the manifest")
+        self.cluster = curation.cluster  # [N] of every clip, also of those that are not drawn
+        cluster = curation.cluster[clips].numpy()
+        order = np.argsort(cluster, kind="stable")
+        self.members: NDArray[np.int64] = clips.numpy()[order]  # clips, cluster after cluster
+        _, self.starts, self.sizes = np.unique(cluster[order], return_index=True, return_counts=True)
+        self.epoch_length = len(clips) if epoch_length is None else epoch_length
+        if self.epoch_length < world_size:
+            expected = f"at least one draw for each of {world_size} ranks"
+            raise invalid("epoch_length", expected, self.epoch_length, "pass a longer one")
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.epoch, self.position = 0, 0
+
+    def __len__(self) -> int:
+        """Draws that this rank has left in this epoch."""
+        return (self.epoch_length - self.position) // self.world_size
+
+    def __iter__(self) -> Iterator[int]:
+        sequence = self._sequence()
+        while len(self) > 0:
+            index = int(sequence[self.position + self.rank])
+            self.position += self.world_size
+            yield index
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start that epoch; the epoch under way, as after `load_state_dict`, goes on from where it stands."""
+        if epoch != self.epoch:
+            self.epoch, self.position = epoch, 0
+
+    def _sequence(self) -> NDArray[np.int64]:  # [epoch_length]
+        random = np.random.default_rng((self.seed, self.epoch))
+        cluster = random.integers(len(self.sizes), size=self.epoch_length)
+        return self.members[self.starts[cluster] + random.integers(self.sizes[cluster])]
+
+    def stand_ins(self, index: int) -> list[int]:
+        """Who takes the place of a clip, in turn: those of its cluster from the next on, then those of the others."""
+        place = int(np.flatnonzero(self.members == index)[0])
+        group = int(np.searchsorted(self.starts, place, side="right")) - 1
+        start, stop = self.starts[group], self.starts[group] + self.sizes[group]
+        parts = (self.members[place + 1 : stop], self.members[start:place], self.members[stop:], self.members[:start])
+        return np.concatenate(parts).tolist()
+
+    def _fingerprint(self) -> int:
+        return zlib.crc32(self.members.astype("<i8").tobytes(), zlib.crc32(self.sizes.astype("<i8").tobytes()))
+
+    def state_dict(self, epoch: int | None = None, position: int | None = None) -> SamplerState:
+        """What `load_state_dict` needs, as plain numbers.
+
+        Data-loader workers fetch ahead of the training loop, so what was drawn is more than what was used. A loop that
+        counts for itself passes its epoch and how many draws of it all ranks together have used.
+        """
+        return SamplerState(
+            seed=self.seed,
+            epoch=self.epoch if epoch is None else epoch,
+            position=self.position if position is None else position,
+            epoch_length=self.epoch_length,
+            fingerprint=self._fingerprint(),
+        )
+
+    def load_state_dict(self, state: SamplerState) -> None:
+        """Continue the sequence that the state comes from; refused when clips, clusters or settings differ."""
+        mine = self.state_dict()
+        for name in ("seed", "epoch_length", "fingerprint"):
+            if state[name] != mine[name]:
+                fix = "resume with the manifest and the settings of the first run"
+                raise invalid(f"state[{name!r}]", f"{mine[name]} like this sampler's", state[name], fix)
+        self.epoch, self.position = state["epoch"], state["position"]

@@ -1,0 +1,317 @@
+"""`merope demo`: the model in the package continues one street along three commanded paths, and is measured.
+
+Nothing here is special to the demo: the street is the procedural world, the clips are made by `CameraVideoPipeline`,
+poses are recovered by the render-anchored estimator of the evaluation.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from merope import formats
+from merope.adapters.wan import load_branch
+from merope.bench.scores import Score, score_clip, score_floor
+from merope.bench.world_tests import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
+from merope.demo.given_paths import LENSES, TRAINED, GivenPath, beyond_training, given_path
+from merope.demo.pictures import Film, film_frames, poster, stacked_films
+from merope.errors import invalid
+from merope.evaluate.discover import ClipName, Problem
+from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
+from merope.evaluate.metrics import PoseMetrics
+from merope.evaluate.record import Record, thumbnails
+from merope.evaluate.report import write_report
+from merope.evaluate.results import measure
+from merope.evaluate.run import versions
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import write_image, write_video
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.preflight import check_branch, outline_model
+from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+
+SHIPPED_MODEL = Path(__file__).parent / "world_model"
+WORLDS = HELD_OUT_SEEDS - FIRST_TEST_SEED
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """What is driven, and where the pictures go.
+
+    model: a pipeline folder with the camera branch in branch/, as training writes it.
+    world: number of a street that was kept out of training.
+    trajectory: a pose file, put with its first pose at the start of the street; None drives the benchmark's three.
+    device: "auto" for the GPU if there is one.
+    """
+
+    out: Path
+    model: Path = SHIPPED_MODEL
+    world: int = 4
+    trajectory: Path | None = None
+    assume_metric: bool = False
+    lens: Literal["pinhole", "fisheye"] = "pinhole"
+    steps: int = 20
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.world < WORLDS:
+            raise invalid("world", f"from 0 to {WORLDS - 1}, the worlds kept out of training", self.world, "try 4")
+        if self.steps < 1:
+            raise invalid("steps", "at least 1", self.steps, f"the default is {type(self).steps}")
+        if self.lens not in LENSES:
+            raise invalid("lens", f"one of {', '.join(LENSES)}", repr(self.lens), "choose one of them")
+
+    @property
+    def world_seed(self) -> int:
+        return FIRST_TEST_SEED + self.world
+
+    @property
+    def clips(self) -> WorldClips:
+        return LENSES[self.lens]
+
+    @property
+    def run_device(self) -> torch.device:
+        """The device itself; one that is not there is refused."""
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        here = ["cpu", *(["cuda", *gpus] if gpus else [])]
+        if self.device not in ("auto", *here):
+            raise invalid("device", f"auto or, on this machine, {', '.join(here)}", repr(self.device), "use auto")
+        return torch.device(("cuda" if gpus else "cpu") if self.device == "auto" else self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Drive:
+    """One path: what was commanded, what was generated, and where that camera went."""
+
+    clip: CommandedClip
+    video: Tensor  # uint8 [T, H, W, 3]
+    record: Record
+    score: Score
+    floor: Score  # of the measurement, on this path
+
+    @property
+    def name(self) -> str:
+        return self.clip.manoeuvre
+
+    @property
+    def metrics(self) -> PoseMetrics:
+        return self.score.metrics
+
+    @property
+    def psnr_db(self) -> float:
+        return self.score.psnr_db
+
+    def numbers(self) -> dict[str, object]:
+        """For JSON."""
+        lost = {"frames_without_pose": self.metrics.frames - self.metrics.valid_frames}
+        own = self.metrics.as_dict() | lost | {"psnr_db": self.psnr_db}
+        return own | {"floor": self.floor.metrics.as_dict()}
+
+
+def run(config: DemoConfig) -> list[Drive]:
+    """Drive, measure and write everything to the folder `out`; files appear when all is done.
+
+    All that can be wrong with the input is said before weights are read.
+    """
+    began_s = time.perf_counter()
+    device = config.run_device
+    _check_folder(config.out)
+    test = commanded_test(config)
+    _check_model(config.model, config.clips)
+    notes = beyond_training(test, config.clips) if config.model == SHIPPED_MODEL else []
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    pipeline = loaded(config.model, device)
+    commanded = clips_of_world(test, config.clips, config.world_seed, torch.device("cpu"))
+    begun_s = time.perf_counter()
+    videos = [generated(pipeline, clip, config, f"{k} of {len(commanded)}") for k, clip in enumerate(commanded, 1)]
+    generated_s = time.perf_counter()
+    drives = [measured(clip, video, config.clips) for clip, video in zip(commanded, videos, strict=True)]
+    measured_s = time.perf_counter()
+    wall_s = {"load": begun_s - began_s, "generate": generated_s - begun_s, "measure": measured_s - generated_s}
+    write(config, drives, notes, wall_s)
+    return drives
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a place that cannot be written to, now and not after a minute."""
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise invalid("out", "a folder that can be written to", str(out), f"check {place}")
+
+
+def _check_model(folder: Path, clips: WorldClips) -> None:
+    """Refuse a folder that is missing or incomplete, or a model that cannot make clips of this size and lens."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model folder {folder} is missing; install the package again, or pass --model FOLDER")
+    outline = outline_model(str(folder.absolute()))
+    outline.strides.check(clips.height, clips.width, clips.frames)
+    check_branch(str(folder.absolute() / "branch"), outline, clips.cameras([0]))
+
+
+def commanded_test(config: DemoConfig) -> WorldTest:
+    """The paths to drive: the benchmark's three, or the one in a file."""
+    if config.trajectory is None:
+        return WorldTest()
+    return GivenPath(path=given_path(config.trajectory, config.clips, config.assume_metric))
+
+
+def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
+    """The model with its branch, in float32 however it is stored."""
+    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
+    load_branch(pipeline.transformer, folder / "branch")
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(device)
+
+
+def generated(
+    pipeline: CameraVideoPipeline, clip: CommandedClip, config: DemoConfig, which: str
+) -> Tensor:  # uint8 [T, H, W, 3]
+    """Continue the prefix of a clip along its cameras. Paths share the noise, so that only the command differs."""
+    clips = config.clips
+
+    def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        line = f"driving {clip.manoeuvre} ({which}): step {step + 1} of {config.steps}"
+        _say(line, keep=step + 1 == config.steps)
+        return tensors
+
+    frames = pipeline(
+        cameras=clip.cameras,
+        prefix=clip.true[: clips.prefix_frames],
+        height=clips.height,
+        width=clips.width,
+        num_frames=clips.frames,
+        num_inference_steps=config.steps,
+        guidance_scale=1.0,
+        generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
+        output_type="pt",
+        return_dict=False,
+        callback_on_step_end=report,
+    )[0]
+    return (255.0 * frames[0]).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
+
+
+def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  # uint8 [T, H, W, 3]
+    """Recover where the camera of a video went. The prefix was given: alone it does not count as recovered."""
+    _say(f"recovering the path of {clip.manoeuvre}")
+    score = score_clip(clip, video, clips.prefix_frames)
+    name = ClipName(f"world-{clip.seed - FIRST_TEST_SEED}", clip.manoeuvre)
+    found, count = int(score.valid.sum()), len(score.valid)
+    problems = []
+    if found < count:
+        kind = "recovery failed" if found < 2 else "partial recovery"
+        problems.append(Problem("generated", str(name), kind, f"{found} of {count} frames have a pose"))
+    record = Record(
+        method="generated",
+        clip=name,
+        commanded=clip.cameras.world_from_camera,
+        recovered=score.recovered,
+        valid=score.valid,
+        is_metric=True,
+        command_is_metric=True,
+        estimator=RenderAnchoredEstimator.name,
+        problems=tuple(problems),
+        thumbnails=thumbnails(video),
+    )
+    return Drive(clip, video, record, score, score_floor(clip, clips.prefix_frames))
+
+
+def table(drives: Sequence[Drive]) -> str:
+    """The numbers of every path, and beside them what the measurement itself gets wrong."""
+    lines = [
+        "Poses recovered from the generated video, against the command; floor: the same on a true, noisy render.",
+        "",
+        f"{'path':<12}{'rot°':>8}{'metric tr%':>12}{'ATE m':>8}{'PSNR dB':>9}{'no pose':>10}"
+        f"{'floor rot°':>13}{'metric tr%':>12}",
+    ]
+    for drive in drives:
+        own, floor = drive.metrics, drive.floor.metrics
+        cells = f"{_cell(own.rot_deg):>8}{_cell(own.metric_tr_percent):>12}{_cell(own.ate_m):>8}{drive.psnr_db:9.1f}"
+        lost = f"{own.frames - own.valid_frames} of {own.frames}"
+        ground = f"{_cell(floor.rot_deg, 3):>13}{_cell(floor.metric_tr_percent, 3):>12}"
+        lines.append(f"{drive.name:<12}{cells}{lost:>10}{ground}")
+    return "\n".join([*lines, ""])
+
+
+def _cell(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wall_s: Mapping[str, float]) -> None:
+    """All files, made aside and moved when they are complete."""
+    _say("writing pictures")
+    films = [film_of(drive, config.clips) for drive in drives]
+    videos = [film_frames(film) for film in films]
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
+    results = measure([drive.record for drive in drives], [], settings | _floors(drives), versions())
+    config.out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=config.out, prefix=".unfinished-") as folder:
+        aside = Path(folder)
+        for drive, frames in zip(drives, videos, strict=True):
+            write_video(frames, aside / f"{drive.name}.mp4", TRAINED.frame_rate_hz)
+            formats.write(_camera_file(drive), aside / f"{drive.name}.cameras.json")
+        write_video(stacked_films(videos), aside / "demo.mp4", TRAINED.frame_rate_hz)
+        write_image(poster(films), aside / "poster.png")
+        write_report(results, aside / "report.html")
+        document = _document(settings, drives, notes, wall_s)
+        (aside / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        for made in sorted(aside.iterdir()):
+            made.replace(config.out / made.name)
+    _say("")
+
+
+def _say(line: str, keep: bool = False) -> None:
+    """A line of progress in the place of the last one; where nobody watches, only those to keep."""
+    if sys.stderr.isatty():
+        print(f"{line:<60}", end="\n" if keep else "\r", file=sys.stderr, flush=True)
+    elif keep:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _floors(drives: Sequence[Drive]) -> dict[str, str]:
+    """The floor of the measurement in the words of the report's settings."""
+    metrics = {f"floor, {drive.name}": drive.floor.metrics for drive in drives}
+    return {name: f"rot° {one.rot_deg:.3f}, metric tr% {one.metric_tr_percent:.3f}" for name, one in metrics.items()}
+
+
+def film_of(drive: Drive, clips: WorldClips) -> Film:
+    """What the pictures of a path show."""
+    return Film(
+        title=drive.name,
+        true=drive.clip.true,
+        generated=drive.video,
+        commanded=drive.record.commanded,
+        recovered=drive.record.recovered,
+        valid=drive.record.valid,
+        prefix_frames=clips.prefix_frames,
+        frame_rate_hz=clips.frame_rate_hz,
+    )
+
+
+def _camera_file(drive: Drive) -> Trajectory:
+    """The commanded path, to be edited and driven again."""
+    cameras = drive.clip.cameras
+    times_s = torch.arange(cameras.count, dtype=torch.float64) / TRAINED.frame_rate_hz
+    convention = "commanded path of merope demo"
+    return Trajectory(cameras.world_from_camera, True, convention, times_s, cameras.lens, name=drive.name)
+
+
+def _document(
+    settings: Mapping[str, Any], drives: Sequence[Drive], notes: Sequence[str], wall_s: Mapping[str, float]
+) -> dict[str, object]:
+    return {
+        "settings": dict(settings),
+        "notes": list(notes),
+        "paths": {drive.name: drive.numbers() for drive in drives},
+        "wall_s": {name: round(value, 2) for name, value in wall_s.items()},
+        "versions": versions(),
+    }

@@ -1,0 +1,92 @@
+"""What the demo commands beside the benchmark's three paths: a path from a file; and how far that is from training."""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merope import formats
+from merope.bench.world_tests import WorldTest
+from merope.errors import invalid
+from merope.evaluate.metrics import rotation_angle
+from merope.generate.inputs import at_frame_rate, first_frames
+from merope.geometry.poses import relative
+from merope.geometry.trajectories import MAX_YAW_RATE_RAD_S, SPEED_RANGE_M_S
+from merope.world.clips import WorldClips
+
+TRAINED = WorldClips()
+"""What the clips that the shipped model was trained on are like: 13 frames of 72×128 at 4 Hz, a 70° pinhole."""
+LENSES = {"pinhole": TRAINED, "fisheye": WorldClips(fov_deg=(140.0, 140.0), xi=(1.0, 1.0))}
+
+LOWEST_M = 1.2  # below the first camera; the road is 1.5 m below
+LEVEL_RAD = math.radians(3.0)
+SLACK = 1.1  # on the limits of training: real drives are noisy
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GivenPath(WorldTest):
+    """A test of one path that somebody brought, in place of the benchmark's three."""
+
+    path: Tensor  # [T, 4, 4], the first pose is the identity
+
+    def paths(self, clips: WorldClips, seed: int) -> dict[str, Tensor]:  # each [T, 4, 4]
+        return {"trajectory": self.path}
+
+
+def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  # [T, 4, 4]
+    """A pose file as a drive down the street: metres, the clips' rate and length, its first camera at the start.
+
+    Without times, every pose is a frame, as in `merope generate`. Lenses in the file are not read.
+    """
+    trajectory = formats.read(file, is_metric=True if assume_metric else None)
+    if not trajectory.is_metric:
+        fix = "scale it to metres, or pass --assume-metric if it is in metres already"
+        raise invalid(str(file), "in metres", f"a path of arbitrary scale ({trajectory.convention})", fix)
+    for finding in formats.validate(trajectory):
+        if finding.severity == "error":
+            raise ValueError(f"{file}: {finding.message}; {finding.hint}")
+        print(f"warning: {file}: {finding.message}; {finding.hint}", file=sys.stderr)
+    path = at_frame_rate(trajectory, clips.frame_rate_hz)
+    if path.count < clips.frames:
+        duration_s = (clips.frames - 1) / clips.frame_rate_hz
+        expected = f"at least {duration_s:g} s long, or {clips.frames} poses without times"
+        got = f"{path.count} frames at {clips.frame_rate_hz:g} Hz ({trajectory.count} poses in the file)"
+        raise invalid(str(file), expected, got, "use a longer path")
+    poses = first_frames(path, clips.frames).world_from_camera
+    poses = relative(poses[:1], poses)
+    lowest_m = float(poses[:, 1, 3].max())
+    if lowest_m > LOWEST_M:
+        expected = f"above the road, at most {LOWEST_M:g} m lower than its first camera"
+        raise invalid(str(file), expected, f"{lowest_m:.2f} m lower", "use a path on level ground")
+    return poses
+
+
+def beyond_training(test: WorldTest, clips: WorldClips) -> list[str]:
+    """In what the commanded cameras differ from all that the shipped model has seen, in words."""
+    notes = []
+    if clips != TRAINED:
+        lens = f"a {clips.fov_deg[0]:g}° fisheye (xi = {clips.xi[0]:g})"
+        notes.append(f"outside the training range: {lens}; the model has seen a {TRAINED.fov_deg[0]:g}° pinhole only")
+    if isinstance(test, GivenPath):
+        notes += [f"outside the training range: {found}" for found in _unusual_motion(test.path)]
+    return notes
+
+
+def _unusual_motion(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the first camera
+    rate_hz, (slowest, fastest) = TRAINED.frame_rate_hz, SPEED_RANGE_M_S
+    speeds_m_s = path[:, :3, 3].diff(dim=0).norm(dim=-1) * rate_hz
+    low, high = float(speeds_m_s.min()), float(speeds_m_s.max())
+    turn_rad_s = float((rotation_angle(path[:-1, :3, :3], path[1:, :3, :3]) * rate_hz).max())
+    tilt_rad = float(torch.acos(path[:, 1, 1].clamp(-1.0, 1.0)).max())
+    found = []
+    if low * SLACK < slowest or high > SLACK * fastest:
+        found.append(f"speeds of {low:.1f} to {high:.1f} m/s; the model has seen {slowest:g} to {fastest:g}")
+    if turn_rad_s > SLACK * MAX_YAW_RATE_RAD_S:
+        limit_deg_s = math.degrees(MAX_YAW_RATE_RAD_S)
+        found.append(f"turns of {math.degrees(turn_rad_s):.0f}°/s; the model has seen up to {limit_deg_s:.0f}°/s")
+    if tilt_rad > LEVEL_RAD:
+        found.append(f"a camera that tilts by {math.degrees(tilt_rad):.0f}°; the model has seen level ones only")
+    return found

@@ -1,0 +1,135 @@
+"""Pose files of other projects and our own: `read`, `write`, `detect`, `validate`. docs/formats.md lists them."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from merope.errors import invalid
+from merope.formats import colmap, nerf, odometry, own, panshot, re10k, recammaster
+from merope.formats.checks import Finding, validate
+from merope.formats.files import Sample, take_sample
+from merope.formats.trajectory import Trajectory
+from merope.geometry.lenses import Lens
+
+__all__ = ["FORMATS", "Finding", "detect", "read", "validate", "write"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one format is recognised, read and written."""
+
+    matches: Callable[[Sample], bool]
+    read: Callable[..., Trajectory]
+    write: Callable[..., None]
+    only_metric: bool  # the format means metres and has no place to say otherwise
+    needs_lens: bool = False  # to be written
+
+
+FORMATS: dict[str, Format] = {
+    "merope": Format(own.matches, own.read, own.write, only_metric=False),
+    "re10k": Format(re10k.matches, re10k.read, re10k.write, only_metric=False, needs_lens=True),
+    "kitti": Format(odometry.matches_kitti, odometry.read_kitti, odometry.write_kitti, only_metric=True),
+    "tum": Format(odometry.matches_tum, odometry.read_tum, odometry.write_tum, only_metric=True),
+    "euroc": Format(odometry.matches_euroc, odometry.read_euroc, odometry.write_euroc, only_metric=True),
+    "colmap": Format(colmap.matches, colmap.read, colmap.write, only_metric=False, needs_lens=True),
+    "nerfstudio": Format(
+        nerf.matches_nerfstudio, nerf.read_nerfstudio, nerf.write_nerfstudio, only_metric=False, needs_lens=True
+    ),
+    "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, only_metric=False, needs_lens=True),
+    "recammaster": Format(recammaster.matches, recammaster.read, recammaster.write, only_metric=True),
+    "panshot": Format(panshot.matches, panshot.read, panshot.write, only_metric=False),
+}
+
+
+def read(
+    path: Path | str,
+    format: str | None = None,
+    *,
+    is_metric: bool | None = None,
+    lens: Lens | None = None,
+    **options: object,
+) -> Trajectory:
+    """A camera path from a file or folder, in this library's conventions; `.convention` says what was converted.
+
+    format: a key of FORMATS, or None to go by the content.
+    is_metric: overrules what the format implies, for example for a COLMAP model that was scaled to metres.
+    lens: overrules the lens of the file, or stands in for one.
+    options: what the format needs besides, such as camera="cam01" for recammaster (docs/formats.md).
+    """
+    path = Path(path)
+    format = detect(path) if format is None else format
+    reader = _known(format).read
+    _check_options(format, reader, options)
+    trajectory = reader(path, **options)
+    if is_metric is not None and is_metric != trajectory.is_metric:
+        unit = "metres" if is_metric else "of arbitrary scale"
+        trajectory = replace(
+            trajectory, is_metric=is_metric, convention=f"{trajectory.convention}; {unit}, says the caller"
+        )
+    return trajectory if lens is None else replace(trajectory, lens=lens)
+
+
+def write(trajectory: Trajectory, path: Path | str, format: str = "merope", **options: object) -> None:
+    """Write a path; what the format has no place for is lost, what it would misstate is refused."""
+    chosen = _known(format)
+    _check_options(format, chosen.write, options)
+    if chosen.only_metric and not trajectory.is_metric:
+        fix = "scale it to metres and say so with dataclasses.replace(trajectory, is_metric=True), or write merope JSON"
+        raise invalid("trajectory.is_metric", f"True for {format}, which means metres", False, fix)
+    if chosen.needs_lens and trajectory.lens is None:
+        fix = "read the path with lens=…, or write merope JSON, which does without"
+        raise invalid("trajectory.lens", f"given for {format}", None, fix)
+    times_s = trajectory.timestamps_s
+    if times_s is not None and not bool(torch.isfinite(times_s).all()):
+        bad = int((~torch.isfinite(times_s)).nonzero()[0])
+        raise invalid("trajectory.timestamps_s", "finite", f"NaN or inf at index {bad}", "repair or drop the times")
+    chosen.write(trajectory, Path(path), **options)
+
+
+def detect(path: Path | str) -> str:
+    """The format of a file or folder, by its content."""
+    path = Path(path)
+    sample = take_sample(path)
+    candidates = [name for name, format in FORMATS.items() if format.matches(sample)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        expected = f"of one format, but {' and '.join(candidates)} are possible"
+        raise invalid(str(path), expected, _description(sample), f"pass format={candidates[0]!r} or another of them")
+    raise invalid(str(path), f"one of the formats {', '.join(FORMATS)}", _description(sample), _conversion(sample))
+
+
+def _conversion(sample: Sample) -> str:
+    """What to do with the common things that are no format."""
+    if sample.array_shape[1:] == (4, 4):
+        return "an array does not say what its matrices are; make a Trajectory of it (docs/formats.md)"
+    return "convert it to one of these"
+
+
+def _description(sample: Sample) -> str:
+    """What was seen, in words."""
+    if sample.array_shape:
+        return f"an array {list(sample.array_shape)}"
+    if isinstance(sample.document, Mapping):
+        return f"a JSON object with {sorted(map(str, sample.document))[:8]}"
+    if sample.document is not None:
+        return f"a JSON {type(sample.document).__name__}"
+    if sample.lines:
+        return f"text that begins with {sample.lines[0][:60]!r}"
+    return f"a folder with {sorted(sample.files)[:8]}"
+
+
+def _known(format: str) -> Format:
+    if format not in FORMATS:
+        raise invalid("format", f"one of {', '.join(FORMATS)}", repr(format), "leave it out to go by the content")
+    return FORMATS[format]
+
+
+def _check_options(format: str, function: Callable[..., object], options: Mapping[str, object]) -> None:
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.name not in ("path", "trajectory")]
+    for name in options:
+        if name not in known:
+            raise invalid(f"options of {format}", f"among {known}", repr(name), "see docs/formats.md")

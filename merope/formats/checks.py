@@ -1,0 +1,210 @@
+"""`validate`: what looks wrong with a trajectory that a file's syntax cannot tell, above all its convention.
+
+The statistic behind the checks of convention is the direction of travel seen by the camera, R_tᵀ (o_{t+1} − o_{t−1}).
+On a vehicle it is constant: its length-weighted mean m has |m| = 1, so `spread` = 1 − |m| is near 0 (θ²/2 for a scatter
+of θ), also for cameras that look sideways. Poses that were not inverted lose that as soon as the path turns. m_z, the
+share of travel along the optical axis, is +1 for driving ahead; OpenGL axes, and poses of a straight drive that were
+not inverted, turn it to −1. Hand-held paths that wander (spread above 0.03) give no evidence and are left alone.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.formats.trajectory import Trajectory
+from merope.geometry.poses import inverse
+from merope.geometry.trajectories import jumps, time_problem
+
+VEHICLE_SPREAD = 0.03  # a scatter of 14°; real driving has 1e-5, hand-held video 0.005 to 0.25
+LESS_CONSISTENT = 5.0  # how much larger a spread must be to count; honest hand-held paths differ by up to 2
+SPREAD_FLOOR = 2e-5  # below, noise of real poses decides
+BACKWARD = -0.7
+ALONG_AXIS, ACROSS_AXIS = 0.9999, 0.98  # cosines: within 0.8° of the optical axis, and more than 11° off it
+PATH_SHARE = 0.01  # of the given path's length: a shorter one is what an orbit about the origin leaves when inverted
+PAN_SHARE = 0.3  # of the inverted path's length: a shorter one is a pan on a tripod far from the origin
+UPRIGHT = 0.9
+MAX_SPEED_M_S = 60.0  # 216 km/h
+MAX_STEP_M = 20.0  # without times: two frames per second at 144 km/h
+VIDEO_STEP_M = 5.0  # without times, in a video: ten frames per second at 180 km/h
+TURN_RADIUS_M = 200.0  # a street's turns are tighter; a car's tightest in centimetres is 500
+SUBUNITS = {"centimetres": 100.0, "millimetres": 1000.0}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that looks wrong, and what to do about it."""
+
+    severity: Literal["error", "warning"]  # surely wrong, or unusual enough to look at
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Travel:
+    """How a path moves as seen by its camera."""
+
+    length: float  # of the path, each step counted twice
+    spread: float  # 0 for a fixed direction of travel, 1 for none
+    along_axis: float  # −1 to 1
+
+    @property
+    def is_vehicle_like(self) -> bool:
+        return self.spread < VEHICLE_SPREAD
+
+    @property
+    def scatter_deg(self) -> float:
+        return math.degrees(math.acos(max(-1.0, min(1.0, 1.0 - self.spread))))
+
+
+def validate(trajectory: Trajectory) -> list[Finding]:
+    """Findings about times, jumps, convention and unit; an empty list if nothing looks wrong."""
+    problem = None if trajectory.timestamps_s is None else time_problem(trajectory.timestamps_s)
+    times_s = trajectory.timestamps_s if problem is None else None
+    convention = _convention(trajectory, times_s)
+    findings = [_time_finding(problem), convention]
+    if convention is None or convention.severity == "warning":
+        findings += [_unit_finding(trajectory, times_s), _jump_finding(trajectory, times_s)]
+    return [finding for finding in findings if finding is not None]
+
+
+def require_increasing_times(trajectory: Trajectory, place: Path | str) -> None:
+    """Refuse a path that is to be paired with frames, which are in order, and whose own times are not."""
+    problem = None if trajectory.timestamps_s is None else time_problem(trajectory.timestamps_s)
+    if problem is not None:
+        raise invalid(f"times in {place}", "increasing", problem, "drop repeated poses and sort by time")
+
+
+def _time_finding(problem: str | None) -> Finding | None:
+    if problem is None:
+        return None
+    return Finding("error", f"timestamps do not increase: {problem}", "drop repeated frames or sort by time")
+
+
+def travel(
+    world_from_camera: Tensor,  # [T, 4, 4]
+) -> Travel | None:
+    """The statistic of this module; None for fewer than three poses or a path that does not move."""
+    rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
+    seen = (rotation[1:-1].mT @ (centres[2:] - centres[:-2])[..., None]).squeeze(-1)
+    length = float(torch.linalg.vector_norm(seen, dim=-1).sum())
+    if length == 0.0:
+        return None
+    mean = seen.sum(0) / length
+    return Travel(length, 1.0 - float(torch.linalg.vector_norm(mean)), float(mean[2]))
+
+
+def _convention(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
+    poses = trajectory.world_from_camera
+    given, inverted = travel(poses), travel(inverse(poses))
+    if given is None or inverted is None:
+        return None
+    is_too_fast = trajectory.is_metric and _median_pace(poses, times_s) > _largest_pace(times_s)
+    comparable = given.length > PAN_SHARE * inverted.length
+    comparable &= inverted.length > PATH_SHARE * given.length or is_too_fast
+    is_less_consistent = _is_less_consistent(given, inverted) or _goes_forward_only_inverted(given, inverted)
+    if comparable and inverted.is_vehicle_like and is_less_consistent:
+        return _inverted_finding(given, inverted)
+    if given.is_vehicle_like and given.along_axis < BACKWARD:
+        return _backward_finding(given, may_be_inverted=not _is_less_consistent(inverted, given), poses=poses)
+    return None
+
+
+def _is_less_consistent(a: Travel, b: Travel) -> bool:
+    return a.spread > LESS_CONSISTENT * max(b.spread, SPREAD_FLOOR)
+
+
+def _goes_forward_only_inverted(given: Travel, inverted: Travel) -> bool:
+    """Nearly straight drives scatter little either way, but only one way leads exactly along the optical axis.
+
+    Which way is left to `_inverted_finding`: forwards, or backwards if the axes are wrong too.
+    """
+    is_along = abs(inverted.along_axis) > ALONG_AXIS and abs(given.along_axis) < ACROSS_AXIS
+    return is_along and given.spread > LESS_CONSISTENT * inverted.spread
+
+
+def _inverted_finding(given: Travel, inverted: Travel) -> Finding:
+    message = (
+        f"poses look like world-to-camera matrices: the direction of travel seen by the camera scatters by "
+        f"{given.scatter_deg:.1f}° as given and by {inverted.scatter_deg:.1f}° after inversion"
+    )
+    hint = "invert them: merope.geometry.poses.inverse(world_from_camera)"
+    if inverted.along_axis < BACKWARD:
+        hint += "; they then move backwards, so the axes may be OpenGL too: world_from_camera @ diag(1, -1, -1, 1)"
+    return Finding("error", message, hint)
+
+
+def _backward_finding(given: Travel, may_be_inverted: bool, poses: Tensor) -> Finding:
+    is_upside_down = float(poses[:, 2, 1].mean()) > UPRIGHT  # camera y along world z, the vertical of most z-up worlds
+    message = f"the camera travels against its optical axis (cosine {given.along_axis:.2f}), as if driving backwards"
+    if is_upside_down:
+        message += ", and its y axis, which should point down, points along the world's z axis"
+    hint = "if the axes are OpenGL (y up, z backwards), use world_from_camera @ diag(1, -1, -1, 1)"
+    if may_be_inverted:
+        hint += "; if the poses are world-to-camera, invert them (a drive this straight does not tell the two apart)"
+    return Finding("warning", message, hint + "; if the camera looks back or the vehicle reverses, all is well")
+
+
+def _median_pace(poses: Tensor, times_s: Tensor | None) -> float:
+    """Median speed in m/s, or metres per frame without times."""
+    if poses.shape[0] < 2:
+        return 0.0
+    steps = torch.linalg.vector_norm(poses[:, :3, 3].diff(dim=0), dim=-1)
+    return float((steps if times_s is None else steps / times_s.diff()).median())
+
+
+def _largest_pace(times_s: Tensor | None) -> float:
+    return MAX_STEP_M if times_s is None else MAX_SPEED_M_S
+
+
+def _unit_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
+    """Metric paths must move like something on a road."""
+    pace, largest = _median_pace(trajectory.world_from_camera, times_s), _largest_pace(times_s)
+    if not trajectory.is_metric:
+        return None
+    if pace <= largest:
+        return _wide_steps_finding(trajectory.world_from_camera, pace) if times_s is None else None
+    unit = "m per frame" if times_s is None else "m/s"
+    units = [(name, factor) for name, factor in SUBUNITS.items() if pace / factor <= largest]  # a slow drive fits both
+    hint = "; ".join(f"if they are in {n}, divide them by {f:.0f} ({pace / f:.3g} {unit})" for n, f in units)
+    hint = hint or "the scale is arbitrary or the poses are damaged: read them with is_metric=False or repair them"
+    return Finding("error", f"positions are not in metres: the median pace is {pace:.3g} {unit}", hint)
+
+
+def _wide_steps_finding(poses: Tensor, step_m: float) -> Finding | None:
+    """Without times, steps too long for a video that never turn as a street does: centimetres, or sparse key frames."""
+    if step_m <= VIDEO_STEP_M or (radius_m := turning_radius(poses)) < TURN_RADIUS_M:
+        return None
+    bends = "does not turn" if math.isinf(radius_m) else f"turns no tighter than a radius of {radius_m:.0f} m"
+    message = f"positions may not be in metres: the path moves {step_m:.3g} m per frame and {bends}"
+    hint = f"if they are in centimetres, divide them by 100 ({step_m / 100:.3g} m per frame)"
+    return Finding("warning", message, hint + "; if they are key frames of a fast drive, give the times, which tell")
+
+
+def turning_radius(
+    world_from_camera: Tensor,  # [T, 4, 4]
+) -> float:
+    """Radius of the tighter turns of a path, in its own unit and whatever its frame rate; inf if it never turns.
+
+    Step length by the camera's turn, the tenth of the steps that is tightest left out: orientations carry less noise
+    than directions of steps, and a few frames of shake do not count as a turn.
+    """
+    rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
+    between = rotation[:-1].mT @ rotation[1:]
+    chord = torch.linalg.matrix_norm(between - torch.eye(3, dtype=between.dtype, device=between.device))
+    angle = 2.0 * torch.asin((chord / math.sqrt(8.0)).clamp_max(1.0))  # |R − I| = √8 sin(θ/2)
+    radius = torch.linalg.vector_norm(centres.diff(dim=0), dim=-1) / angle
+    return float(radius.nan_to_num(nan=math.inf, posinf=math.inf).quantile(0.1, interpolation="higher"))
+
+
+def _jump_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
+    found = jumps(trajectory.world_from_camera, times_s).tolist()
+    if not found:
+        return None
+    steps = ", ".join(f"{k}→{k + 1}" for k in found[:5]) + (" …" if len(found) > 5 else "")
+    message = f"{len(found)} jumps in position or orientation, between frames {steps}"
+    return Finding("warning", message, "split the path there, or drop the frames that lost track")

@@ -1,0 +1,179 @@
+"""Text formats of odometry and SLAM: KITTI, TUM and EuRoC. All metric, all camera- or body-to-world.
+
+KITTI: 12 numbers per line, a 3×4 matrix, row-major; times in a file of their own. TUM: time x y z qx qy qz qw.
+EuRoC: CSV of time in ns, position, qw qx qy qz of the IMU body, more columns ignored; needs the camera's place on it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.formats.files import (
+    Sample,
+    as_numbers,
+    data_lines,
+    numbers,
+    poses_from_rows,
+    require_rows,
+    rotations_from_quaternions,
+    shown,
+)
+from merope.formats.trajectory import Trajectory
+from merope.geometry.poses import check_rigid, inverse
+from merope.geometry.quaternions import quaternion_from_matrix
+
+KITTI_LAYOUT = "r11 r12 r13 t1 r21 r22 r23 t2 r31 r32 r33 t3"
+TUM_LAYOUT = "time tx ty tz qx qy qz qw"
+EUROC_LAYOUT = "ns px py pz qw qx qy qz"
+EUROC_HEADER = (
+    "#timestamp [ns],p_RS_R_x [m],p_RS_R_y [m],p_RS_R_z [m],q_RS_w [],q_RS_x [],q_RS_y [],q_RS_z []"  # as EuRoC has it
+)
+SHORTEST_EUROC_NS = 1e12  # 17 minutes after 1970: smaller numbers are seconds
+
+
+def _rows(sample: Sample, separator: str | None) -> list[list[float] | None]:
+    return [as_numbers(line.split(separator)) for line in sample.data_lines]
+
+
+def matches_kitti(sample: Sample) -> bool:
+    rows = _rows(sample, None)
+    return bool(rows) and rows[0] is not None and len(rows[0]) == len(KITTI_LAYOUT.split())
+
+
+def matches_tum(sample: Sample) -> bool:
+    """Eight columns; with commas too, unless a header or the size of the times says nanoseconds."""
+    for separator in (None, ","):
+        rows = _rows(sample, separator)
+        if rows and rows[0] is not None and len(rows[0]) == len(TUM_LAYOUT.split()):
+            says_ns = sample.lines[0].startswith("#") and "[ns]" in sample.lines[0]
+            return separator is None or not (says_ns or rows[0][0] > SHORTEST_EUROC_NS)
+    return False
+
+
+def matches_euroc(sample: Sample) -> bool:
+    rows = _rows(sample, ",")
+    return bool(rows) and rows[0] is not None and len(rows[0]) >= len(EUROC_LAYOUT.split())
+
+
+def read_kitti(path: Path, times: Path | str | None = None) -> Trajectory:
+    """KITTI odometry poses of the left camera. times: the sequence's times.txt, seconds, one per line."""
+    lines = list(data_lines(path))
+    require_rows(path, lines, KITTI_LAYOUT)
+    rows = torch.tensor([numbers(place, text.split(), KITTI_LAYOUT) for place, text in lines], dtype=torch.float64)
+    timestamps_s = None
+    if times is not None:
+        seconds = [numbers(place, text.split(), "seconds")[0] for place, text in data_lines(Path(times))]
+        if len(seconds) != len(lines):
+            fix = "pass the times of this sequence"
+            raise invalid(str(times), f"{len(lines)} times, one per pose", f"{len(seconds)} of them", fix)
+        timestamps_s = torch.tensor(seconds, dtype=torch.float64)
+    return Trajectory(
+        world_from_camera=poses_from_rows([place for place, _ in lines], rows.unflatten(-1, (3, 4))),
+        is_metric=True,
+        convention="KITTI odometry: camera-to-world, OpenCV axes, metres, as it is in the file",
+        timestamps_s=timestamps_s,
+        name=path.stem,
+    )
+
+
+def write_kitti(trajectory: Trajectory, path: Path, times: Path | str | None = None) -> None:
+    """12 numbers per line; times: a second file for the timestamps, which the format keeps apart."""
+    rows = trajectory.world_from_camera[:, :3].flatten(1).tolist()
+    path.write_text("".join(shown(row) + "\n" for row in rows), encoding="utf-8")
+    if times is not None:
+        seconds = _timestamps(trajectory, "kitti with times=").tolist()
+        Path(times).write_text("".join(shown([time_s]) + "\n" for time_s in seconds), encoding="utf-8")
+
+
+def read_tum(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
+    """A TUM trajectory. body_from_camera [4, 4]: the camera on the tracked body; None if the camera was tracked."""
+    lines = list(data_lines(path))
+    require_rows(path, lines, TUM_LAYOUT)
+    places = [place for place, _ in lines]
+    separator = "," if "," in lines[0][1] else None
+    values = [numbers(place, text.split(separator), TUM_LAYOUT) for place, text in lines]
+    rows = torch.tensor(values, dtype=torch.float64)
+    body = "camera" if body_from_camera is None else "body, brought to the camera by body_from_camera"
+    return Trajectory(
+        world_from_camera=_camera_poses(places, rows[:, 1:4], rows[:, [7, 4, 5, 6]], body_from_camera),
+        is_metric=True,
+        convention=f"TUM: {body}-to-world, quaternions (x, y, z, w), OpenCV axes, metres, seconds",
+        timestamps_s=rows[:, 0],
+        name=path.stem,
+    )
+
+
+def write_tum(trajectory: Trajectory, path: Path, body_from_camera: Tensor | None = None) -> None:
+    """time tx ty tz qx qy qz qw, of the camera or of the body that body_from_camera [4, 4] puts it on."""
+    times = _timestamps(trajectory, "tum")
+    centres, wxyz = _body_poses(trajectory, body_from_camera)
+    rows = torch.cat((times[:, None], centres, wxyz[:, [1, 2, 3, 0]]), dim=-1).tolist()
+    path.write_text(f"# {TUM_LAYOUT}\n" + "".join(shown(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def read_euroc(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
+    """EuRoC ground truth. body_from_camera [4, 4]: T_BS of the camera's sensor.yaml."""
+    body_from_camera = _required_body(body_from_camera)
+    lines = list(data_lines(path))
+    require_rows(path, lines, EUROC_LAYOUT)
+    places = [place for place, _ in lines]
+    width = len(EUROC_LAYOUT.split())
+    values = [numbers(place, text.split(",")[:width], EUROC_LAYOUT) for place, text in lines]
+    rows = torch.tensor(values, dtype=torch.float64)
+    return Trajectory(
+        world_from_camera=_camera_poses(places, rows[:, 1:4], rows[:, 4:8], body_from_camera),
+        is_metric=True,
+        convention="EuRoC: IMU body-to-world, brought to the camera by body_from_camera; quaternions (w, x, y, z), "
+        "metres, times from ns",
+        timestamps_s=rows[:, 0] / 1e9,
+        name=path.stem,
+    )
+
+
+def write_euroc(trajectory: Trajectory, path: Path, body_from_camera: Tensor | None = None) -> None:
+    """ns,px,py,pz,qw,qx,qy,qz of the body; times of today in float64 seconds are good to 240 ns."""
+    times = _timestamps(trajectory, "euroc").tolist()
+    centres, wxyz = _body_poses(trajectory, _required_body(body_from_camera))
+    rows = torch.cat((centres, wxyz), dim=-1).tolist()
+    lines = (f"{round(time_s * 1e9)},{shown(row, ',')}" for time_s, row in zip(times, rows, strict=True))
+    path.write_text("\n".join((EUROC_HEADER, *lines)) + "\n", encoding="utf-8")
+
+
+def _required_body(body_from_camera: Tensor | None) -> Tensor:  # [4, 4]
+    if body_from_camera is None:
+        fix = "pass T_BS of cam0/sensor.yaml, or torch.eye(4) if the file holds camera poses"
+        raise invalid("body_from_camera", "given for euroc, which tracks the IMU", None, fix)
+    return body_from_camera
+
+
+def _camera_poses(places: list[str], centres: Tensor, wxyz: Tensor, body_from_camera: Tensor | None) -> Tensor:
+    rotation = rotations_from_quaternions(places, wxyz)
+    poses = poses_from_rows(places, torch.cat((rotation, centres[..., None]), dim=-1))
+    return poses if body_from_camera is None else poses @ _as_pose(body_from_camera)
+
+
+def _body_poses(trajectory: Trajectory, body_from_camera: Tensor | None) -> tuple[Tensor, Tensor]:  # [T, 3], [T, 4]
+    poses = trajectory.world_from_camera
+    if body_from_camera is not None:
+        poses = poses @ inverse(_as_pose(body_from_camera))
+    return poses[:, :3, 3], quaternion_from_matrix(poses[:, :3, :3])
+
+
+def _as_pose(body_from_camera: Tensor | Sequence[Sequence[float]]) -> Tensor:  # [4, 4]
+    """The camera on its body; from a command line it comes as rows."""
+    if not isinstance(body_from_camera, Tensor):
+        try:
+            body_from_camera = torch.tensor(body_from_camera, dtype=torch.float64)
+        except (TypeError, ValueError):
+            fix = "write [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] with the numbers of yours"
+            raise invalid("body_from_camera", "four rows of four numbers", repr(body_from_camera), fix) from None
+    return check_rigid(body_from_camera, "body_from_camera")
+
+
+def _timestamps(trajectory: Trajectory, format: str) -> Tensor:  # [T]
+    if trajectory.timestamps_s is None:
+        raise invalid("trajectory.timestamps_s", f"given for {format}", None, "add times, such as index / frame rate")
+    return trajectory.timestamps_s

@@ -1,0 +1,88 @@
+"""PanShot (UCPE) poses: a .npy of [T, 3, 4] float32, camera-to-world, OpenCV axes, in the unit of a SLAM run.
+
+A sidecar JSON lists {pose_path, x_fov (degrees, horizontal), xi, caption} of many clips: the unified lens of each.
+Near-depth normalisation and the turn to yaw 0 belong to the data set, not to the file format.
+"""
+
+import json
+import math
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+
+from merope.errors import invalid
+from merope.formats.files import CUT_OFF, Sample, entry, load_array, load_json, poses_from_rows
+from merope.formats.trajectory import Trajectory
+from merope.geometry.lenses import Lens, UnifiedCamera
+
+
+def matches(sample: Sample) -> bool:
+    return len(sample.array_shape) == 3 and sample.array_shape[1:] == (3, 4)
+
+
+def read(path: Path, sidecar: Path | str | None = None, image_size: tuple[int, int] | None = None) -> Trajectory:
+    """A path in SLAM units, with its lens if the image size (width, height) is given.
+
+    sidecar: the JSON list that names this file; by default the file of the same name that ends in .json, if any.
+    """
+    array = load_array(path)
+    if array.ndim != 3 or array.shape[1:] != (3, 4) or array.dtype.kind != "f" or array.shape[0] == 0:
+        raise invalid(str(path), "floats [T, 3, 4]", f"{array.dtype} {list(array.shape)}", CUT_OFF)
+    places = [f"{path}[{k}]" for k in range(array.shape[0])]
+    matrices = torch.from_numpy(array.astype(np.float64))
+    beside = path.with_suffix(".json")
+    sidecar = beside if sidecar is None and beside.exists() else sidecar
+    has_lens = sidecar is not None and image_size is not None
+    return Trajectory(
+        world_from_camera=poses_from_rows(places, matrices),
+        is_metric=False,
+        convention="PanShot: camera-to-world, OpenCV axes, SLAM scale"
+        + ("" if has_lens else "; no lens, which takes a sidecar and image_size"),
+        lens=_lens(Path(sidecar), path, image_size) if sidecar is not None and image_size is not None else None,
+        name=path.stem,
+    )
+
+
+def _lens(sidecar: Path, path: Path, image_size: tuple[int, int]) -> Lens:
+    rows = load_json(sidecar)
+    if not isinstance(rows, list):
+        raise invalid(str(sidecar), "a JSON list of samples", type(rows).__name__, CUT_OFF)
+    for k, row in enumerate(rows):
+        place = f"{sidecar}[{k}]"
+        if PurePosixPath(str(entry(place, row, "pose_path"))).name == path.name:
+            x_fov_deg, xi = entry(place, row, "x_fov"), entry(place, row, "xi")
+            if not isinstance(x_fov_deg, (int, float)) or not isinstance(xi, (int, float)):
+                raise invalid(place, "numbers x_fov and xi", (x_fov_deg, xi), CUT_OFF)
+            return UnifiedCamera.from_fov(float(x_fov_deg), float(xi), *image_size)
+    raise invalid(str(sidecar), f"a list with {path.name}", f"{len(rows)} others", "pass the list of this split")
+
+
+def write(trajectory: Trajectory, path: Path, sidecar: Path | str | None = None) -> None:
+    """float32 poses, and a sidecar of one row if the trajectory has a lens (by default <name>.json)."""
+    with path.open("wb") as file:  # np.save would append .npy to other names
+        np.save(file, trajectory.world_from_camera[:, :3].to(torch.float32).numpy())
+    lens = trajectory.lens
+    if lens is None:
+        return
+    row = {"pose_path": path.name, "x_fov": _x_fov_deg(lens), "xi": float(getattr(lens, "xi", 0.0)), "caption": ""}
+    target = path.with_suffix(".json") if sidecar is None else Path(sidecar)
+    target.write_text(json.dumps([row], indent=1) + "\n", encoding="utf-8")
+
+
+def _x_fov_deg(lens: Lens) -> float:
+    """Horizontal field of view of a centred unified lens with square pixels."""
+    is_centred = (
+        isinstance(lens, UnifiedCamera)
+        and lens.batch_shape == ()
+        and (lens.cx, lens.cy) == (lens.width / 2, lens.height / 2)
+        and lens.fx == lens.fy
+    )
+    if not is_centred:
+        expected = "one centred UnifiedCamera with fx = fy for panshot"
+        raise invalid("trajectory.lens", expected, repr(lens)[:80], "write merope JSON, which keeps any lens")
+    ray, seen = lens.unproject(torch.tensor([lens.width, lens.height / 2], dtype=torch.float64))
+    if not bool(seen):
+        expected = "a lens that sees the right edge of its image for panshot"
+        raise invalid("trajectory.lens", expected, "a circle inside it", "write merope JSON, which keeps any lens")
+    return 2.0 * math.degrees(math.atan2(float(ray[0]), float(ray[2])))

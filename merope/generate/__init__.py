@@ -1,0 +1,1 @@
+"""From cameras, a prompt and first frames to a video."""

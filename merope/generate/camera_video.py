@@ -1,0 +1,351 @@
+"""CameraVideoPipeline: prompt, camera path and clean prefix to video, by masked flow matching.
+
+Clean latent frames keep their values and the timestep 0 while the others are denoised, the scheme in which Wan2.2
+TI2V-5B takes its first image, here for any number of frames (paper: 9 RGB frames, 3 latent ones).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from diffusers.pipelines.wan.pipeline_wan import WanPipeline
+from diffusers.utils.outputs import BaseOutput
+from diffusers.utils.torch_utils import get_module_execution_device, randn_tensor
+from torch import Tensor
+from transformers import AutoTokenizer, UMT5EncoderModel
+
+from merope.adapters.history import HistoryReferences
+from merope.adapters.wan import attached_branch
+from merope.errors import invalid
+from merope.generate.conditions import (
+    Frames,
+    batch_size,
+    check_attention_kwargs,
+    check_cameras,
+    check_choices,
+    check_noise,
+    check_prefix,
+    latent_cameras,
+    prefix_tensor,
+)
+from merope.generate.history_frames import HistoryFrames, check_history
+from merope.generate.strides import VideoStrides
+from merope.generate.text import Embeddings, Text
+from merope.geometry.cameras import Cameras
+
+StepCallback = Callable[["CameraVideoPipeline", int, Tensor, dict[str, Tensor]], dict[str, Tensor]]
+
+
+@dataclass
+class CameraVideoOutput(BaseOutput):
+    """frames: "np" float [B, T, H, W, 3] and "pt" [B, T, 3, H, W] in [0, 1], "pil" B lists of T images,
+    "latent" normalised latents [B, C, T_latent, h, w]."""
+
+    frames: Any
+
+
+class CameraVideoPipeline(WanPipeline):
+    """Wan with a camera branch, or without one; loads the folders that `WanPipeline` loads.
+
+    vae: None for a pixel-space model, whose latents are the RGB frames in [−1, 1] themselves.
+    text_encoder, tokenizer: None for a model that is given `prompt_embeds`, or no text at all.
+    expand_timesteps: the base model was trained with one timestep per token (Wan2.2 TI2V-5B).
+    """
+
+    transformer: Any  # the components that DiffusionPipeline sets by name
+    vae: Any
+    text_encoder: Any
+    tokenizer: Any
+    scheduler: Any
+    model_cpu_offload_seq = "text_encoder->transformer->vae"
+    _callback_tensor_inputs = ["latents", "prompt_embeds", "negative_prompt_embeds"]  # noqa: RUF012
+    _optional_components = ["tokenizer", "text_encoder", "vae", "transformer_2"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        tokenizer: AutoTokenizer | None,
+        text_encoder: UMT5EncoderModel | None,
+        vae: AutoencoderKLWan | None,
+        scheduler: FlowMatchEulerDiscreteScheduler | UniPCMultistepScheduler,
+        transformer: WanTransformer3DModel,
+        transformer_2: WanTransformer3DModel | None = None,
+        boundary_ratio: float | None = None,
+        expand_timesteps: bool = False,
+    ) -> None:
+        if transformer_2 is not None:
+            fix = "use Wan2.2 TI2V-5B or Wan2.1: a camera branch belongs to one transformer"
+            raise invalid("transformer_2", "None", "a model of two transformers", fix)
+        components = (tokenizer, text_encoder, vae, scheduler, transformer, None)
+        super().__init__(*components, boundary_ratio, expand_timesteps)  # type: ignore[arg-type]
+        self.strides = VideoStrides.of(transformer.config, None if vae is None else vae.config)
+        self.vae_scale_factor_temporal, self.vae_scale_factor_spatial = self.strides.frames, self.strides.pixels
+
+    def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **options: Any) -> None:
+        """Save the components. A camera branch is saved on its own, because base models are loaded without one."""
+        if attached_branch(self.transformer) is not None:
+            fix = "save it with branch = merope.detach(pipe.transformer); branch.save_pretrained(folder)"
+            raise invalid("transformer", "without a camera branch", "one with a branch", fix)
+        super().save_pretrained(save_directory, *args, **options)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        cameras: Cameras | None = None,
+        prefix: Frames | None = None,
+        history: HistoryFrames | HistoryReferences | None = None,
+        negative_prompt: str | list[str] | None = None,
+        height: int = 288,
+        width: int = 512,
+        num_frames: int = 49,
+        num_inference_steps: int = 50,
+        guidance_scale: float = 5.0,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        latents: Tensor | None = None,  # [B, C, T_latent, h, w]
+        prompt_embeds: Tensor | None = None,  # [B, L, text_dim]
+        negative_prompt_embeds: Tensor | None = None,  # [B, L, text_dim]
+        output_type: Literal["np", "pt", "pil", "latent"] = "np",
+        return_dict: bool = True,
+        attention_kwargs: dict[str, Any] | None = None,
+        callback_on_step_end: StepCallback | PipelineCallback | MultiPipelineCallbacks | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+        max_sequence_length: int = 512,
+    ) -> CameraVideoOutput | tuple[Any]:
+        """Generate B clips; whatever comes once (prompt, cameras, prefix) is shared by all of them.
+
+        cameras: of every RGB frame, [num_frames, 4, 4] or [B, num_frames, 4, 4]; required if and only if a camera
+            branch is attached. Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
+        prefix: clean first frames, uint8 [T, H, W, 3] (or with a batch dimension) or PIL images; with a VAE 4k + 1 of
+            them. None generates all frames (text to video).
+        history: retrieved images of the same place with cameras in the same world, for a branch that was made for them;
+            one set for all clips or one per clip.
+        attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA.
+        callback_on_step_end: called as by all diffusers pipelines; setting `pipe._interrupt = True` in it stops.
+
+        A model without a text encoder may be given no text at all. The other arguments are those of
+        `diffusers.WanPipeline`.
+        """
+        if isinstance(callback_on_step_end, (PipelineCallback, MultiPipelineCallbacks)):
+            callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
+        text = Text(prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
+        clean_frames = None if prefix is None else prefix_tensor(prefix)
+        self._check(text, cameras, clean_frames, height, width, num_frames, guidance_scale)
+        check_choices(output_type, callback_on_step_end_tensor_inputs, self._callback_tensor_inputs)
+        check_attention_kwargs(attention_kwargs or {})
+        batch = batch_size(text.count, cameras, clean_frames)
+        if history is not None:
+            branch = attached_branch(self.transformer)
+            check_history(history, branch, batch, height, width, self.strides.latent_frames(num_frames))
+        shape = self._latent_shape(batch, height, width, num_frames)
+        check_noise(shape, latents, generator)
+
+        self._guidance_scale, self._attention_kwargs = guidance_scale, attention_kwargs
+        self._current_timestep, self._interrupt = None, False
+        device = self._execution_device
+        embeddings = self._embedded(text, batch, max_sequence_length)
+        if latents is None:
+            latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
+        latents = latents.to(device, torch.float32)
+        clean = latents[:, :, :0]
+        if clean_frames is not None:
+            clean = self.encode_frames(clean_frames).to(device).expand(batch, -1, -1, -1, -1)
+        if cameras is not None:
+            references = history.encoded(self.encode_frames) if isinstance(history, HistoryFrames) else history
+            given = attention_kwargs or {}
+            attention_kwargs = {**given, **self._camera_conditions(cameras, latents, references, given.get("times"))}
+
+        self.scheduler.set_timesteps(num_inference_steps, device=device)
+        self.scheduler.set_begin_index(0)
+        latents = self._denoise(
+            latents, clean, embeddings, attention_kwargs, callback_on_step_end, callback_on_step_end_tensor_inputs
+        )
+        frames = latents if output_type == "latent" else self._decoded(latents, output_type)
+        self.maybe_free_model_hooks()
+        return CameraVideoOutput(frames=frames) if return_dict else (frames,)
+
+    def _check(
+        self,
+        text: Text,
+        cameras: Cameras | None,
+        prefix: Tensor | None,  # uint8 [B, T, H, W, 3]
+        height: int,
+        width: int,
+        num_frames: int,
+        guidance_scale: float,
+    ) -> None:
+        """Everything that can be refused without running a model."""
+        self.strides.check(height, width, num_frames)
+        if prefix is not None:
+            check_prefix(prefix, self.strides, height, width, num_frames)
+        has_branch = attached_branch(self.transformer) is not None
+        if has_branch and cameras is None:
+            raise invalid("cameras", "given to a model with a camera branch", None, "pass one camera per RGB frame")
+        if cameras is not None:
+            if not has_branch:
+                fix = "call merope.load_branch(pipe.transformer, folder) first, or leave the cameras out"
+                raise invalid("cameras", "None for a model without a camera branch", "cameras", fix)
+            check_cameras(cameras, height, width, num_frames)
+        has_encoder = self.text_encoder is not None and self.tokenizer is not None
+        text.check(has_encoder, guidance_scale > 1.0, self.transformer.config.text_dim)
+
+    def _latent_shape(self, batch: int, height: int, width: int, num_frames: int) -> tuple[int, ...]:
+        rows, columns = self.strides.latent_size(height, width)
+        return batch, self.transformer.config.in_channels, self.strides.latent_frames(num_frames), rows, columns
+
+    def _camera_conditions(
+        self, cameras: Cameras, latents: Tensor, history: HistoryReferences | None, times: Any
+    ) -> dict[str, Any]:
+        """What the branch takes: the cameras of latent frames, whose plan it makes once, or that plan if compiled."""
+        of_latents = latent_cameras(cameras, self.strides.frames).to(latents.device)
+        is_wrapped, in_place = hasattr(self.transformer, "_orig_mod"), self.transformer._compiled_call_impl is not None
+        if not (is_wrapped or in_place):  # by torch.compile
+            return {"cameras": of_latents} if history is None else {"cameras": of_latents, "history": history}
+        branch = attached_branch(self.transformer)
+        assert branch is not None
+        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, history)
+        return {"cameras": ready, "times": None}
+
+    def _embedded(self, text: Text, batch: int, max_sequence_length: int) -> Embeddings:
+        """Prompts as WanPipeline embeds them, one per clip. No text is a zero vector, which is how Wan pads."""
+        dtype, device = self.transformer.dtype, self._execution_device
+        if text.prompt is None and text.prompt_embeds is None:
+            positive = torch.zeros(1, 1, self.transformer.config.text_dim)
+            negative = text.negative_prompt_embeds
+        else:
+            positive, negative = self.encode_prompt(
+                text.prompts,  # type: ignore[arg-type]
+                text.negative_prompts,
+                self.do_classifier_free_guidance,
+                prompt_embeds=text.prompt_embeds,
+                negative_prompt_embeds=text.negative_prompt_embeds,
+                max_sequence_length=max_sequence_length,
+            )
+        positive = positive.to(device, dtype).expand(batch, -1, -1)
+        if not self.do_classifier_free_guidance or negative is None:
+            return Embeddings(positive)
+        return Embeddings(positive, negative.to(device, dtype).expand(batch, -1, -1))
+
+    def _denoise(
+        self,
+        latents: Tensor,  # [B, C, T, h, w] noise
+        clean: Tensor,  # [B, C, K, h, w] the first K latent frames, K = 0 without a prefix
+        text: Embeddings,
+        attention_kwargs: Mapping[str, Any] | None,
+        callback: StepCallback | PipelineCallback | MultiPipelineCallbacks | None,
+        callback_inputs: Sequence[str],
+    ) -> Tensor:  # [B, C, T, h, w]
+        """The sampling loop. Schedulers act on each element alone, so clean frames can be put back after any step."""
+        timesteps = self.scheduler.timesteps
+        self._num_timesteps = len(timesteps)
+        latents = _with_prefix(latents, clean)
+        with self.progress_bar(total=len(timesteps)) as progress:
+            for step, timestep in enumerate(timesteps):
+                if self.interrupt:
+                    break
+                self._current_timestep = timestep
+                velocity = self._velocity(step, timestep, latents, clean.shape[2], text, attention_kwargs)
+                latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+                latents = _with_prefix(latents, clean)
+                if callback is not None:
+                    tensors: dict[str, Any] = {
+                        "latents": latents,
+                        "prompt_embeds": text.positive,
+                        "negative_prompt_embeds": text.negative,
+                    }
+                    changed = callback(self, step, timestep, {name: tensors[name] for name in callback_inputs})
+                    tensors |= changed or {}
+                    latents = _with_prefix(tensors["latents"], clean)
+                    text = Embeddings(tensors["prompt_embeds"], tensors["negative_prompt_embeds"])
+                progress.update()
+        self._current_timestep = None
+        return latents
+
+    def _velocity(
+        self,
+        step: int,
+        timestep: Tensor,  # []
+        latents: Tensor,  # [B, C, T, h, w]
+        clean_count: int,
+        text: Embeddings,
+        attention_kwargs: Mapping[str, Any] | None,
+    ) -> Tensor:  # [B, C, T, h, w]
+        """The model's velocity, guided by text if the scale asks for it. Both passes share the cameras' plan."""
+        times = self._model_timesteps(timestep, latents, clean_count)
+        progress = {
+            "step_index": step,
+            "sigma": float(self.scheduler.sigmas[step]),
+            "num_inference_steps": self._num_timesteps,
+        }
+
+        def predicted(embeddings: Tensor, name: str) -> Tensor:
+            with self.transformer.cache_context(name, **progress):
+                velocity: Tensor = self.transformer(
+                    hidden_states=latents.to(self.transformer.dtype),
+                    timestep=times,
+                    encoder_hidden_states=embeddings,
+                    attention_kwargs=None if attention_kwargs is None else dict(attention_kwargs),
+                    return_dict=False,
+                )[0]
+            return velocity.to(latents.dtype)  # or schedulers would round latents to the model's bfloat16
+
+        conditioned = predicted(text.positive, "cond")
+        if text.negative is None or not self.do_classifier_free_guidance:  # callbacks may end guidance
+            return conditioned
+        unconditioned = predicted(text.negative, "uncond")
+        return unconditioned + self.guidance_scale * (conditioned - unconditioned)
+
+    def _model_timesteps(
+        self,
+        timestep: Tensor,  # []
+        latents: Tensor,  # [B, C, T, h, w]
+        clean_count: int,
+    ) -> Tensor:  # [B], or [B, tokens]
+        """One timestep per token where clean tokens exist (theirs is 0) or the model was trained so; else per clip."""
+        batch, _, frames, rows, columns = latents.shape
+        if clean_count == 0 and not self.config["expand_timesteps"]:
+            return timestep.expand(batch)
+        is_noisy = torch.arange(frames, device=latents.device) >= clean_count
+        of_tokens = (is_noisy * timestep.float()).repeat_interleave(self.strides.tokens_per_frame(rows, columns))
+        return of_tokens.expand(batch, -1)
+
+    @torch.no_grad()
+    def encode_frames(
+        self,
+        frames: Tensor,  # uint8 [B, T, H, W, 3], T = 4k + 1 with a VAE
+    ) -> Tensor:  # float32 [B, C, T_latent, h, w]
+        """Normalised latents of frames: the mode of the VAE's posterior, or the frames in [−1, 1] without a VAE."""
+        device = self._execution_device if self.vae is None else get_module_execution_device(self.vae)
+        video = frames.to(device).permute(0, 4, 1, 2, 3).to(torch.float32) / 127.5 - 1.0
+        if self.vae is None:
+            return video
+        latents = self.vae.encode(video.to(self.vae.dtype)).latent_dist.mode().to(torch.float32)
+        mean, std = self._latent_statistics(latents)
+        return (latents - mean) / std
+
+    def decode_latents(
+        self,
+        latents: Tensor,  # [B, C, T_latent, h, w] normalised
+    ) -> Tensor:  # [B, 3, T, H, W] in [−1, 1]
+        """Frames of normalised latents; the inverse of `encode_frames` but for what the VAE loses."""
+        if self.vae is None:
+            return latents.clamp(-1.0, 1.0)
+        latents = latents.to(get_module_execution_device(self.vae), torch.float32)
+        mean, std = self._latent_statistics(latents)
+        return self.vae.decode((latents * std + mean).to(self.vae.dtype), return_dict=False)[0]
+
+    def _latent_statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:  # each [1, C, 1, 1, 1]
+        mean, std = (like.new_tensor(values) for values in (self.vae.config.latents_mean, self.vae.config.latents_std))
+        return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
+
+    def _decoded(self, latents: Tensor, output_type: str) -> Any:
+        return self.video_processor.postprocess_video(self.decode_latents(latents), output_type=output_type)
+
+
+def _with_prefix(latents: Tensor, clean: Tensor) -> Tensor:  # [B, C, T, h, w], [B, C, K, h, w] -> [B, C, T, h, w]
+    return torch.cat((clean, latents[:, :, clean.shape[2] :]), dim=2)

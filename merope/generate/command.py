@@ -1,0 +1,181 @@
+"""`merope generate`: a trajectory file, a prompt and the first frames of a video, to a clip with all that made it."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from merope import formats
+from merope.draw.birdseye import birdseye_image
+from merope.errors import invalid
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import write_image, write_video
+from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
+from merope.geometry.cameras import Cameras
+
+if TYPE_CHECKING:
+    from merope.generate.camera_video import CameraVideoPipeline
+    from merope.generate.preflight import ModelOutline
+
+BIRDSEYE_PX = 480
+DEFAULT_GUIDANCE = 5.0  # Wan's
+
+
+def generate(config: GenerateConfig) -> Path:
+    """Generate the clip and write it with its cameras, bird's-eye view and record; returns the record's path.
+
+    Files appear when all is done: an interrupted run leaves nothing half-written. All input is checked first.
+    """
+    start_s = time.perf_counter()
+    _check_machine(config)
+    path = camera_path(config)
+    outline = _checked_model(config, path)
+    prefix = None if config.prefix is None else read_prefix(config, outline)
+    pipeline = _loaded(config)
+    loaded_s = time.perf_counter()
+    frames = _sampled(pipeline, config, path, prefix)
+    sampled_s = time.perf_counter()
+    _write_clip(config, path, frames, len(prefix) if prefix is not None else 0)
+    seconds = {"load": loaded_s - start_s, "generate": sampled_s - loaded_s, "all": time.perf_counter() - start_s}
+    record = config.out.with_suffix(".json")
+    record.write_text(json.dumps(_record(config, path, pipeline, seconds), indent=1, default=str) + "\n")
+    return record
+
+
+def _check_machine(config: GenerateConfig) -> None:
+    """Refuse a device that is not there and a place that cannot be written to, now and not after an hour."""
+    try:
+        kind = torch.device(config.run_device).type
+    except RuntimeError:
+        raise invalid("device", "one of torch's", repr(config.run_device), "use cuda, cuda:1, cpu, …") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise invalid(
+            "device", "cpu on a machine without CUDA", config.run_device, "leave it out, or install CUDA torch"
+        )
+    if config.offload and kind == "cpu":
+        raise invalid("offload", "used with a GPU", config.run_device, "leave it out: weights are in main memory")
+    folder = next(parent for parent in config.out.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise invalid("out", "in a folder that can be written to", str(config.out), f"check {folder}")
+
+
+def _checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
+    """Everything that the model's small files can tell."""
+    from merope.generate.preflight import check_branch, outline_model
+    from merope.generate.text import Text
+
+    warn_of_idle_weights(config)
+    outline = outline_model(config.model, config.transformer)
+    outline.strides.check(config.height, config.width, config.frames)
+    if config.has_branch:
+        check_branch(config.branch, outline, _cameras(path))
+    text = Text(config.prompt, config.negative_prompt, None, None)
+    text.check(outline.has_text, _guidance(config, outline.has_text) > 1.0, outline.transformer.config["text_dim"])
+    return outline
+
+
+def _loaded(config: GenerateConfig) -> "CameraVideoPipeline":
+    """Model and branch on their device. The VAE stays in float32: in half precision it bands."""
+    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+    from merope.adapters.wan import load_branch
+    from merope.generate.camera_video import CameraVideoPipeline
+
+    dtype = getattr(torch, config.run_dtype)
+    parts = {}
+    if config.transformer is not None:
+        parts["transformer"] = WanTransformer3DModel.from_pretrained(config.transformer, dtype=dtype)
+    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(
+        config.model, dtype={"default": dtype, "vae": torch.float32}, **parts
+    )
+    if config.has_branch:
+        load_branch(pipeline.transformer, config.branch)
+    if config.offload:
+        pipeline.enable_model_cpu_offload(device=config.run_device)
+    else:
+        pipeline.to(config.run_device)
+    return pipeline
+
+
+def _sampled(
+    pipeline: "CameraVideoPipeline",
+    config: GenerateConfig,
+    path: Trajectory,
+    prefix: Tensor | None,  # uint8 [T0, H, W, 3]
+) -> Tensor:  # uint8 [T, H, W, 3]
+    output = pipeline(
+        prompt=config.prompt,
+        negative_prompt=config.negative_prompt,
+        cameras=_cameras(path) if config.has_branch else None,
+        prefix=prefix,
+        height=config.height,
+        width=config.width,
+        num_frames=config.frames,
+        num_inference_steps=config.steps,
+        guidance_scale=_guidance(config, pipeline.text_encoder is not None),
+        generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
+        output_type="pt",
+        return_dict=False,
+    )
+    frames: Tensor = output[0][0]  # [T, 3, H, W] in [0, 1]
+    return (frames.float() * 255.0).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+
+
+def _cameras(path: Trajectory) -> Cameras:
+    assert path.lens is not None
+    return Cameras(path.world_from_camera, path.lens)
+
+
+def _guidance(config: GenerateConfig, has_text: bool) -> float:
+    if config.guidance is not None:
+        return config.guidance
+    return DEFAULT_GUIDANCE if has_text else 1.0
+
+
+def _write_clip(config: GenerateConfig, path: Trajectory, frames: Tensor, prefix_count: int) -> None:
+    """Video, cameras and bird's-eye view; made aside, so that an interrupted run leaves none of them."""
+    out = config.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    paths = {"commanded": path.world_from_camera}
+    if prefix_count:
+        paths["prefix"] = path.world_from_camera[:prefix_count]
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.stem}-") as aside:
+        clip = Path(aside) / out.name
+        write_video(frames, clip, config.fps)
+        formats.write(path, clip.with_suffix(".cameras.json"))
+        write_image(birdseye_image(paths, BIRDSEYE_PX, BIRDSEYE_PX), clip.with_suffix(".birdseye.png"))
+        for made in sorted(Path(aside).iterdir()):
+            made.replace(out.parent / made.name)
+
+
+def _record(
+    config: GenerateConfig, path: Trajectory, pipeline: "CameraVideoPipeline", seconds: Mapping[str, float]
+) -> dict[str, object]:
+    """What it takes to make the clip again, and what it took."""
+    import merope
+
+    is_cuda = config.run_device.startswith("cuda")
+    steps_m = torch.linalg.vector_norm(path.world_from_camera[:, :3, 3].diff(dim=0), dim=-1)
+    return {
+        "settings": asdict(config),
+        "used": {
+            "device": torch.cuda.get_device_name(config.run_device) if is_cuda else platform.machine(),
+            "dtype": config.run_dtype,
+            "guidance": _guidance(config, pipeline.text_encoder is not None),
+            "scheduler": type(pipeline.scheduler).__name__,
+        },
+        "trajectory": {"convention": path.convention, "length_m": float(steps_m.sum())},
+        "wall_s": {name: round(value, 3) for name, value in seconds.items()},
+        "peak_memory_gib": torch.cuda.max_memory_allocated(config.run_device) / 2**30 if is_cuda else None,
+        "versions": {"merope": merope.__version__, "python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "diffusers", "transformers")},
+    }

@@ -1,0 +1,130 @@
+"""What is wrong with a model or branch folder, found from its small files before gigabytes of weights are read."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.saving import check_base
+from merope.errors import invalid
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.strides import VideoStrides
+from merope.geometry.cameras import Cameras
+
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True)
+class ModelOutline:
+    """A model without its weights."""
+
+    transformer: WanTransformer3DModel  # on the meta device
+    strides: VideoStrides
+    has_text: bool
+
+
+def outline_model(
+    model: str,  # a folder, or a hub id
+    transformer_folder: str | None = None,  # fine-tuned, in place of the model's own
+) -> ModelOutline:
+    """The outline of a model that `CameraVideoPipeline.from_pretrained` can load; all others are refused."""
+    folder = local_folder("model", model)
+    if folder is not None and not (folder / "model_index.json").is_file():
+        fix = "pass a model in diffusers' layout, such as Wan2.2-TI2V-5B-Diffusers"
+        raise invalid("model", "a folder with model_index.json", str(folder), fix)
+    parts = _components(_config("model", CameraVideoPipeline, model))
+    if "transformer_2" in parts:
+        fix = "use Wan2.2 TI2V-5B or Wan2.1: a camera branch belongs to one transformer"
+        raise invalid("model", "of one transformer", f"{model} with transformer_2", fix)
+    if "transformer" not in parts:
+        raise invalid("model", "with a transformer", f"{model} with {sorted(parts)}", "pass a Wan model")
+    if folder is not None:
+        replaced = set() if transformer_folder is None else {"transformer"}
+        for part in sorted(parts & {"transformer", "vae", "text_encoder"} - replaced):
+            check_weights(folder / part)
+    with torch.device("meta"):
+        transformer = WanTransformer3DModel.from_config(_transformer_config(model, transformer_folder))
+        vae = None
+        if "vae" in parts:
+            vae = AutoencoderKLWan.from_config(AutoencoderKLWan.load_config(model, subfolder="vae")).config
+    strides = VideoStrides.of(transformer.config, vae)
+    return ModelOutline(transformer, strides, {"text_encoder", "tokenizer"} <= parts)
+
+
+def _transformer_config(model: str, folder: str | None) -> Any:
+    if folder is None:
+        return WanTransformer3DModel.load_config(model, subfolder="transformer")
+    local = local_folder("transformer", folder)
+    if local is not None:
+        check_weights(local)
+    return _config("transformer", WanTransformer3DModel, folder)
+
+
+def check_branch(
+    branch: str,  # a folder, or a hub id
+    outline: ModelOutline,
+    cameras: Cameras,  # of one clip
+) -> None:
+    """Refuse a branch that is missing, incomplete, made for another base model, or of a method without such lenses."""
+    folder = local_folder("branch", branch)
+    if folder is not None and not (folder / "config.json").is_file():
+        fix = "pass a folder that branch.save_pretrained wrote"
+        raise invalid("branch", "a folder with config.json", str(folder), fix)
+    config = _config("branch", CameraBranch, branch)
+    if folder is not None and config.get("integration") != "rerope":  # which has no weights of its own
+        check_weights(folder)
+    check_base(config, outline.transformer)
+    with torch.device("meta"):
+        encoding = CameraBranch.from_config(config).encoding
+    if encoding is not None:
+        content = torch.zeros(1, 1, encoding.content_channels) if encoding.content_channels else None
+        encoding.plan(cameras.at(slice(0, 1)), (1, 1), content=content)  # PRoPE and RayRoPE do not take every lens
+
+
+def local_folder(name: str, given: str) -> Path | None:
+    """The folder that is meant, None for a hub id (owner/name); a folder that is not there is refused."""
+    path = Path(given)
+    if path.is_dir():
+        return path
+    looks_like_a_path = given.startswith((".", "/", "~")) or given.count("/") != 1
+    if looks_like_a_path or path.exists():
+        raise FileNotFoundError(f"{name} folder {given} is missing; check the path, or pass a hub id (owner/name)")
+    return None
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a component whose weights, or shards of them, are not there."""
+    fix = "complete the download"
+    files = [path for pattern in WEIGHT_FILES for path in folder.glob(pattern)]
+    for index in folder.glob("*.index.json"):
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+        missing = sorted(name for name in shards if not (folder / name).is_file())
+        if missing:
+            raise FileNotFoundError(
+                f"weights {folder / missing[0]} are missing, {len(missing)} of {len(shards)}; {fix}"
+            )
+    if not files:
+        raise FileNotFoundError(f"weights are missing: no *.safetensors in {folder}; {fix}")
+
+
+def _config(name: str, kind: Any, given: str) -> dict[str, Any]:
+    """The JSON of a folder or hub id."""
+    try:
+        config: dict[str, Any] = kind.load_config(given)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(
+            f"{name} {given} is neither a folder here nor found on the hub ({reason}); download it"
+        ) from error
+    return config
+
+
+def _components(index: Mapping[str, Any]) -> set[str]:
+    """Names of the components that a model_index.json says are there."""
+    return {name for name, value in index.items() if isinstance(value, list) and len(value) == 2 and value[0]}

@@ -1,1 +1,0 @@
-"""From a prompt, a camera path and a few frames to a video."""

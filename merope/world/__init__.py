@@ -1,0 +1,1 @@
+"""The procedural driving world: streets, textures, ray casting, clips."""

@@ -1,0 +1,100 @@
+"""Clips of the procedural world for training and for benchmarks: a fresh world and a fresh drive per seed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import stacked
+from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
+from merope.geometry.trajectories import driving_path
+from merope.world.render import render
+from merope.world.scene import World
+
+SEEDS = 1 << 32
+"""So many worlds and drives there are: PyTorch's generators on the CPU read no more than 32 bits of a seed."""
+
+HELD_OUT_SEEDS = 1 << 17
+"""Worlds with smaller seeds are never trained on."""
+
+DRIVE, LENS, OTHER_DRIVES = 1, 2, 3
+"""What dice of a seed are thrown for, besides its world."""
+
+DRIVES = 2
+"""Raised when a seed gets another drive or lens: whatever was measured on others is not comparable."""
+
+
+@dataclass(frozen=True)
+class WorldClips:
+    """What the clips are like. fov_deg (horizontal) and xi (0: pinhole) are ranges, drawn uniformly per clip."""
+
+    frames: int = 13
+    height: int = 72
+    width: int = 128
+    frame_rate_hz: float = 4.0
+    prefix_frames: int = 3  # frames after which speed and yaw rate go to new targets
+    fov_deg: tuple[float, float] = (70.0, 70.0)
+    xi: tuple[float, float] = (0.0, 0.0)
+    drives: int = field(default=DRIVES, init=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.prefix_frames < self.frames:
+            raise invalid("prefix_frames", f"in [1, frames = {self.frames})", self.prefix_frames, "shorten the prefix")
+        for name in ("fov_deg", "xi"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise invalid(name, "a rising range", (low, high), "swap its ends")
+
+    def path(self, seed: int) -> Tensor:  # [T, 4, 4] float64
+        """The drive of a seed: it starts at the origin of its world and looks along +z."""
+        return driving_path(self.frames, self.frame_rate_hz, dice(seed, DRIVE), self.prefix_frames)
+
+    def lens(self, seed: int) -> Lens:
+        """The lens of a seed."""
+        fov_share, xi_share = torch.rand(2, dtype=torch.float64, generator=dice(seed, LENS)).tolist()
+        fov_deg = self.fov_deg[0] + (self.fov_deg[1] - self.fov_deg[0]) * fov_share
+        xi = self.xi[0] + (self.xi[1] - self.xi[0]) * xi_share
+        unified = UnifiedCamera.from_fov(fov_deg, xi, self.width, self.height)
+        if self.xi != (0.0, 0.0):
+            return unified
+        return Pinhole(unified.fx, unified.fy, unified.cx, unified.cy, self.width, self.height)
+
+    def lenses(self, seeds: Sequence[int]) -> Lens:
+        """The lenses of some seeds: one for all where they do not differ, else one parameter set per clip [B, 1]."""
+        is_same = self.fov_deg[0] == self.fov_deg[1] and self.xi[0] == self.xi[1]
+        return self.lens(seeds[0]) if is_same else stacked([self.lens(seed) for seed in seeds])
+
+    def cameras(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> Cameras:
+        """The drives of some seeds [B, T]."""
+        paths = torch.stack([self.path(seed) for seed in seeds])
+        return Cameras(paths, self.lenses(seeds), plan_dtype=torch.float32).to(device)
+
+    def pictures(
+        self,
+        seeds: Sequence[int],  # one world each
+        cameras: Cameras,  # [B, T]
+        clear_of: Tensor | None = None,  # [B, N, 4, 4] all poses that must be free, those of the cameras by default
+    ) -> Tensor:  # uint8 [B, T, H, W, 3]
+        """The worlds as the cameras see them."""
+        world = World(tuple(seeds), cameras.device).cleared(cameras.world_from_camera if clear_of is None else clear_of)
+        return as_bytes(render(world, cameras, self.height, self.width).image)
+
+
+def as_bytes(image: Tensor) -> Tensor:  # float [..., H, W, 3] in [0, 1] -> uint8
+    """Pictures of 8 bits, which is what videos hold."""
+    return (255.0 * image).round().to(torch.uint8).contiguous()
+
+
+def as_video(frames: Tensor) -> Tensor:  # uint8 [B, T, H, W, 3] -> float32 [B, 3, T, H, W] in [−1, 1]
+    """Frames as a pixel-space model takes them."""
+    return (frames.permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0).contiguous()
+
+
+def dice(seed: int, what: int) -> torch.Generator:
+    """Numbers that the world of the same seed does not tell: scenery must not say how it is driven through."""
+    (state,) = np.random.SeedSequence((seed, what)).generate_state(1, np.uint32)
+    return torch.Generator().manual_seed(int(state))

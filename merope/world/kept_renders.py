@@ -1,0 +1,67 @@
+"""Rendered training clips on disk: runs over the same clips, at the same time or later, render them once."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from merope.world.clips import WorldClips
+
+PACKAGE = Path(__file__).parents[1]
+DRAWN_BY = ("world", "geometry")
+"""Parts of the package that decide what a seed looks like."""
+
+
+@dataclass(frozen=True)
+class KeptRenders:
+    """A folder of clips, one file for those that are asked for together: 360 kB for a clip of 13 × 72×128."""
+
+    folder: Path
+
+    def frames(
+        self,
+        clips: WorldClips,
+        seeds: Sequence[int],
+        rendered: Callable[[], Tensor],  # uint8 [B, T, H, W, 3], any device
+    ) -> Tensor:  # uint8 [B, T, H, W, 3]
+        """The clips of some seeds, rendered now if they were not before. Of several processes one renders."""
+        file = self.folder / f"{_digest(clips, seeds)}.safetensors"
+        kept = _read(file)
+        if kept is not None:
+            return kept
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_suffix(".lock")):
+            kept = _read(file)
+            if kept is not None:
+                return kept
+            frames = rendered()
+            part = file.with_suffix(".part")
+            save_file({"frames": frames.cpu()}, part)
+            os.replace(part, file)
+        return frames
+
+
+def _read(file: Path) -> Tensor | None:
+    """What is kept; nothing where a machine that went down, or a copy, has left half a file."""
+    try:
+        return load_file(file)["frames"]
+    except (FileNotFoundError, SafetensorError):
+        return None
+
+
+def _digest(clips: WorldClips, seeds: Sequence[int]) -> str:
+    return hashlib.sha256(repr((_source(), clips, tuple(seeds))).encode()).hexdigest()[:32]
+
+
+@cache
+def _source() -> str:
+    """Digest of the code that draws: another version of it may draw the same seeds in another way."""
+    files = sorted(file for part in DRAWN_BY for file in (PACKAGE / part).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,0 +1,64 @@
+"""`merope taxonomy` measures the paper's Table 1, and says so when a measurement contradicts it."""
+
+import json
+
+import pytest
+
+from merope.cli import main
+from merope.paper import taxonomy
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[taxonomy.Properties]:
+    return [taxonomy.measure(name) for name in taxonomy.PAPER]
+
+
+def test_all_ten_methods_agree_with_the_paper(rows: list[taxonomy.Properties]) -> None:
+    assert [row.name for row in rows] == list(taxonomy.PAPER)
+    assert len(rows) == 10
+    for row in rows:
+        assert row.measured == taxonomy.PAPER[row.name], row
+
+
+def test_numbers_behind_the_answers(rows: list[taxonomy.Properties]) -> None:
+    by_name = {row.name: row for row in rows}
+    assert by_name["raynova"].world_change > 0.1
+    assert by_name["viewrope"].blind_directions == 3
+    assert by_name["merope"].scale_change > 1e-3
+    assert {row.name for row in rows if row.depth_change > 0.1} == {"urope", "rayrope", "crepe"}
+    assert {row.name for row in rows if row.groups > 1} == {"urope", "rayrope", "crepe", "merope"}
+    for row in rows:
+        grows = row.name in ("cape", "gta", "prope", "ucpe")
+        assert (row.norm_defect > 1e3) == grows  # at 10 km
+        assert row.logit_exponent == pytest.approx(1.0 if grows else 0.0, abs=0.1)
+        transforms_values = row.name != "cape"  # which acts on logits only
+        assert row.value_exponent == pytest.approx(1.0 if grows and transforms_values else 0.0, abs=0.1)
+
+
+def test_command_prints_and_succeeds(
+    rows: list[taxonomy.Properties], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(taxonomy, "measure", lambda name: next(row for row in rows if row.name == name))
+    assert main(["taxonomy", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {entry["name"]: entry["A"] for entry in printed}["merope"] is True
+    assert main(["taxonomy"]) == 0
+    assert "merope" in capsys.readouterr().out
+
+
+def test_ctrl_c_is_a_line_and_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(taxonomy, "measure", interrupted)
+    assert main(["taxonomy"]) == 130
+    assert capsys.readouterr().err.endswith("merope: stopped\n")
+
+
+def test_command_fails_on_a_contradiction(
+    rows: list[taxonomy.Properties], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(taxonomy, "measure", lambda name: next(row for row in rows if row.name == name))
+    monkeypatch.setitem(taxonomy.PAPER, "gta", (True, True, True))
+    assert main(["taxonomy"]) == 1
+    assert "the paper says otherwise" in capsys.readouterr().out
