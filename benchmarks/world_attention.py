@@ -27,7 +27,7 @@ from merope.demo.given_paths import TRAINED
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.paper.analysis import recording
-from merope.world.clips import as_bytes
+from merope.formats.video import as_bytes
 from merope.world.render import render
 from merope.world.scene import World
 

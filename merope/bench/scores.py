@@ -34,12 +34,13 @@ from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import PoseMetrics, pose_metrics
 from merope.evaluate.summary import summarise
+from merope.formats.video import as_bytes
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens
 from merope.geometry.trajectories import turn_by
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
-from merope.world.clips import WorldClips, as_bytes
+from merope.world.clips import WorldClips
 from merope.world.render import render
 
 FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE = math.radians(2.0), 1.03, 0.04

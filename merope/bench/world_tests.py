@@ -22,13 +22,14 @@ from torch import Tensor
 from merope.adapters.wan import load_branch
 from merope.bench.provenance import device_name
 from merope.errors import invalid
+from merope.formats.video import as_bytes
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 from merope.geometry.trajectories import turn_by
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
-from merope.world.clips import WorldClips, as_bytes
+from merope.world.clips import WorldClips
 from merope.world.render import Render, render
 from merope.world.scene import World
 

@@ -7,6 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merope.errors import invalid
+
+
+def as_bytes(image: Tensor) -> Tensor:  # float in [0, 1] -> uint8, same shape
+    """Colours as bytes. What is not a number is refused: it would become black."""
+    if not bool(image.isfinite().all()):
+        raise invalid("image", "finite colours", "NaN or inf", "check the weights of the model that made it")
+    return (255.0 * image).round().clamp(0.0, 255.0).to(torch.uint8).contiguous()
+
 
 def read_image(path: Path, height: int, width: int) -> Tensor:  # uint8 [H, W, 3]
     """An image file scaled to the given size."""

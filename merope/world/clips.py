@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.video import as_bytes
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
@@ -82,11 +83,6 @@ class WorldClips:
         """The worlds as the cameras see them."""
         world = World(tuple(seeds), cameras.device).cleared(cameras.world_from_camera if clear_of is None else clear_of)
         return as_bytes(render(world, cameras, self.height, self.width).image)
-
-
-def as_bytes(image: Tensor) -> Tensor:  # float [..., H, W, 3] in [0, 1] -> uint8
-    """Pictures of 8 bits, which is what videos hold."""
-    return (255.0 * image).round().to(torch.uint8).contiguous()
 
 
 def as_video(frames: Tensor) -> Tensor:  # uint8 [B, T, H, W, 3] -> float32 [B, 3, T, H, W] in [−1, 1]
