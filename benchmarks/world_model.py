@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from merope.bench.generated import generate_clips
 from merope.bench.provenance import commit
-from merope.bench.scores import score_clip
-from merope.bench.world_tests import WorldTest, clips_of_world, commanded_clips, generate_clips
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.given_paths import TRAINED
+from merope.evaluate.world_scores import score_clip
+from merope.world.commanded import WorldTest, clips_of_world, commanded_clips
 
 CPU = torch.device("cpu")
 
@@ -30,7 +31,8 @@ def scored(videos: dict[str, Tensor], test: WorldTest, seed: int) -> dict[str, d
     """Scores of the clips of one world by name."""
     torch.set_num_threads(1)
     scores = [
-        score_clip(clip, videos[clip.name], TRAINED.prefix_frames) for clip in clips_of_world(test, TRAINED, seed, CPU)
+        score_clip(clip, videos[clip.name], TRAINED.prefix_frames)
+        for clip in clips_of_world(test.paths(TRAINED, seed), TRAINED, seed, CPU)
     ]
     return {score.name: score.metrics.as_dict() | {"psnr_db": score.psnr_db} for score in scores}
 

@@ -3,11 +3,12 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from merope.commands.bench import add_bench
 from merope.commands.data import add_cache, add_curate, add_synth
-from merope.commands.demo import add_demo, add_growth
 from merope.commands.evaluation import add_evaluate, add_fidelity
+from merope.commands.look import add_demo, add_growth, add_taxonomy
 from merope.commands.models import add_analyse, add_generate, add_train
 
 EXTRAS = {
@@ -22,10 +23,11 @@ EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="merope", description="Drive a video model with a camera path in metres.")
+    parser.add_argument("--version", action="version", version=f"merope {version('merope')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_demo(commands.add_parser("demo", help="drive the model that ships along three paths, or yours, and measure it"))
     add_growth(commands.add_parser("growth", help="measure and draw what camera encodings do as the baseline grows"))
-    _add_taxonomy(commands.add_parser("taxonomy", help="measure the paper's table of encodings; exit 1 if it differs"))
+    add_taxonomy(commands.add_parser("taxonomy", help="measure the paper's table of encodings; exit 1 if it differs"))
     add_curate(commands.add_parser("curate", help="cluster trajectories, keep prototypes, write a manifest"))
     add_generate(commands.add_parser("generate", help="a trajectory, a prompt and first frames to a video"))
     add_analyse(commands.add_parser("analyse", help="what a camera branch does in a model: two pictures and numbers"))
@@ -52,19 +54,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # commands that keep or leave something say so themselves
         print("\nmerope: stopped", file=sys.stderr)
         return 130
-
-
-def _add_taxonomy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of the table")
-    parser.set_defaults(run=_taxonomy)
-
-
-def _taxonomy(options: argparse.Namespace) -> int:
-    from merope.paper.taxonomy import PAPER, as_json, measure, table
-
-    rows = []
-    for count, name in enumerate(PAPER, start=1):
-        print(f"measuring {name} ({count} of {len(PAPER)})", end="\r", file=sys.stderr, flush=True)
-        rows.append(measure(name))
-    print(as_json(rows) if options.json else table(rows))
-    return 0 if all(row.agrees_with_paper for row in rows) else 1

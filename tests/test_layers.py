@@ -20,9 +20,9 @@ LAYERS = {
     "paper": "adapters attention draw encodings errors formats generate geometry",
     "train": "adapters attention curation datasets draw encodings errors formats generate geometry world",
     "bench": "adapters draw errors evaluate formats generate geometry train world",
-    "demo": "adapters bench draw errors evaluate formats generate geometry world",
-    "commands": "bench curation datasets demo errors evaluate formats generate geometry paper train",
-    "cli": "commands paper",
+    "demo": "adapters draw errors evaluate formats generate geometry world",
+    "commands": "bench curation datasets demo draw errors evaluate formats generate geometry paper train",
+    "cli": "commands",
 }
 
 

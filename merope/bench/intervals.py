@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from merope.bench.world_tests import MANOEUVRES
 from merope.evaluate.summary import Interval
+from merope.world.commanded import MANOEUVRES
 
 RESAMPLES = 4000
 BOOTSTRAP_SEED = 0

@@ -21,28 +21,33 @@ from typing import Any, Literal
 import torch
 from filelock import FileLock, Timeout
 
+from merope.bench.generated import generate_row
 from merope.bench.provenance import provenance, steps_done, timed_piece
-from merope.bench.scores import (
-    WorldJob,
+from merope.bench.results import (
     about_clips,
     check_nothing_is_trained_again,
-    floor_file,
-    floor_jobs,
     left_alone,
     put_together,
     read_result,
     results_file,
+    what_differs,
+)
+from merope.bench.scores import (
+    WorldJob,
+    floor_file,
+    floor_jobs,
     row_jobs,
     score_world,
     scores_of,
     scores_of_test,
     summaries,
-    what_differs,
 )
-from merope.bench.world_tests import WorldTest, generate_row
+from merope.draw.progress import ProgressLine
+from merope.formats.writing import replace_text
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.loop import train
+from merope.world.commanded import WorldTest
 
 WORKER_NICENESS = 10
 
@@ -83,8 +88,8 @@ class Scorer:
         for test in tests:
             file = floor_file(config, test)
             if file not in self._floors and not file.exists():
-                self._floors[file] = self._submitted(floor_jobs(config, test))
-        self._rows.append(_Scoring(config, {test: self._submitted(row_jobs(config, test)) for test in tests}))
+                self._floors[file] = self._submit(floor_jobs(config, test))
+        self._rows.append(_Scoring(config, {test: self._submit(row_jobs(config, test)) for test in tests}))
 
     def finish(self, wait: bool) -> None:
         """Write the rows whose scores are complete; with `wait` all of them. One that cannot be is among `failures`."""
@@ -93,7 +98,7 @@ class Scorer:
             try:
                 self.written.append(self._write(row))
             except Exception as error:  # of a process that recovered poses: it is no fault of the next row
-                self.failures.append(_told(row.config, error))
+                self.failures.append(_say_and_clear(row.config, error))
 
     def earlier(self, config: TrainConfig, tests: Sequence[WorldTest]) -> list[dict[str, Any]]:
         """What was measured of the same weights before. A file of the results folder with other results is refused."""
@@ -111,36 +116,35 @@ class Scorer:
             found.append(shared)
         return found
 
-    def _submitted(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
+    def _submit(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
         return [self.pool.submit(score_world, job) for job in jobs]
 
     def _write(self, row: _Scoring) -> dict[str, Any]:
         parts = []
         for test, futures in row.worlds.items():
-            scores = scores_of(_awaited(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
+            scores = scores_of(_wait_for(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
             parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
         about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
         text = json.dumps(put_together(about, parts, self.earlier(row.config, list(row.worlds))), indent=1)
-        _replace(row.config.run.out / "scores.json", text)
+        replace_text(row.config.run.out / "scores.json", text)
         if self.results is not None:
-            _replace(results_file(row.config, self.results), text)
+            replace_text(results_file(row.config, self.results), text)
         return json.loads(text)
 
     def _floor(self, config: TrainConfig, test: WorldTest) -> dict[str, Any]:
         file = floor_file(config, test)
         if not file.exists():
-            scores = scores_of(_awaited(self._floors[file], f"floor ×{test.stretch:g}"))
-            _replace(file, json.dumps(summaries(scores, world_clips(config)), indent=1))
+            scores = scores_of(_wait_for(self._floors[file], f"floor ×{test.stretch:g}"))
+            replace_text(file, json.dumps(summaries(scores, world_clips(config)), indent=1))
         return json.loads(file.read_text())
 
 
-def _awaited(futures: list[Future[bytes]], what: str) -> Iterator[bytes]:
+def _wait_for(futures: list[Future[bytes]], what: str) -> Iterator[bytes]:
     """Results in order, with a line of progress."""
+    progress = ProgressLine(f"scoring {what}", len(futures), "worlds")
     for count, future in enumerate(futures, start=1):
-        result = future.result()
-        print(f"scored {what}, world {count} of {len(futures)}", end="\r", file=sys.stderr, flush=True)
-        yield result
-    print(file=sys.stderr)
+        yield future.result()
+        progress.show(count)
 
 
 def run_rows(
@@ -163,14 +167,14 @@ def run_rows(
             if is_over():
                 break
             try:
-                if not _claimed(config, claims):
+                if not _claim(config, claims):
                     continue
-                if not (is_made(config) or _made(config, tests, scorer, until)):
+                if not (is_made(config) or _make_row(config, tests, scorer, until)):
                     break
                 done += 1
             except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
-                failures.append(_told(config, error))
-                if not _forgotten():
+                failures.append(_say_and_clear(config, error))
+                if not _could_free_gpu():
                     break
         scorer.finish(wait=True)
     if failures or scorer.failures:
@@ -178,8 +182,8 @@ def run_rows(
     return done == len(configs)
 
 
-def _told(config: TrainConfig, error: Exception) -> Exception:
-    """The error without the variables of its frames: they would keep a model on the GPU while others are trained."""
+def _say_and_clear(config: TrainConfig, error: Exception) -> Exception:
+    """Print an error and clear the variables of its frames: they would keep a model on the GPU for the next row."""
     print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     link: BaseException | None = error
     while link is not None:
@@ -188,16 +192,16 @@ def _told(config: TrainConfig, error: Exception) -> Exception:
     return error
 
 
-def _forgotten() -> bool:
-    """Whether the GPU still works for this process: after some errors no call to it does, and no row can be made."""
+def _could_free_gpu() -> bool:
+    """Free the GPU; False where it no longer works for this process. After some errors no call to it does."""
     try:
-        _forget_model()
+        _free_model()
     except RuntimeError:
         return False
     return True
 
 
-def _claimed(config: TrainConfig, claims: ExitStack) -> bool:
+def _claim(config: TrainConfig, claims: ExitStack) -> bool:
     """Whether this process may make a row; it keeps it until `claims` ends or the process does."""
     config.run.out.mkdir(parents=True, exist_ok=True)
     try:
@@ -207,7 +211,7 @@ def _claimed(config: TrainConfig, claims: ExitStack) -> bool:
     return True
 
 
-def _made(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage) -> bool:
+def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage) -> bool:
     """Train and generate a row and have it scored; False where training was stopped."""
     check_nothing_is_trained_again(config, scorer.results)
     if not train_row(config):
@@ -218,12 +222,12 @@ def _made(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until
         generate_row(config, test, device)
     if until == "scored":
         scorer.add(config, tests)
-    _forget_model()
+    _free_model()
     scorer.finish(wait=False)
     return True
 
 
-def _forget_model() -> None:
+def _free_model() -> None:
     """Compiled code keeps the weights that it was made for alive, and counts against the limit of recompilations."""
     torch.compiler.reset()
     gc.collect()
@@ -308,10 +312,3 @@ def _leave_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
-
-
-def _replace(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}.part")  # two processes may measure the same floor
-    part.write_text(text)
-    os.replace(part, file)

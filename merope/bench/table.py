@@ -8,13 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from merope.bench.intervals import Grid, difference, grid, interval
+from merope.bench.results import Result, parts_of
 from merope.errors import invalid
 from merope.evaluate.summary import Interval
-
-Result = Mapping[str, Any]
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Encodings (Table 1)": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
@@ -118,11 +116,6 @@ class Row:
     def part(self, seed: int, stretch: float) -> Result:
         """One test of one seed."""
         return next(part for part in parts_of(self.seeds[seed]) if part["test"]["stretch"] == stretch)
-
-
-def parts_of(result: Result) -> list[Result]:
-    """The tests of a results file: the benchmark's own, then the sweep."""
-    return [result, *result["sweep"]]
 
 
 def read_rows(folder: Path) -> dict[str, Row]:

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from merope import formats
 from merope.adapters.wan import load_branch
-from merope.bench.scores import Score, score_clip, score_floor
-from merope.bench.world_tests import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
-from merope.demo.given_paths import LENSES, TRAINED, GivenPath, beyond_training, given_path
+from merope.demo.given_paths import LENSES, TRAINED, beyond_training, given_path
 from merope.demo.pictures import Film, film_frames, poster, stacked_films
+from merope.draw.progress import show_line
 from merope.errors import invalid
 from merope.evaluate.discover import ClipName, Problem
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
@@ -32,11 +31,13 @@ from merope.evaluate.record import Record, thumbnails
 from merope.evaluate.report import write_report
 from merope.evaluate.results import measure
 from merope.evaluate.run import versions
+from merope.evaluate.world_scores import Score, score_clip, score_floor
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import write_image, write_video
+from merope.formats.video import as_bytes, write_image, write_video
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.preflight import check_branch, outline_model
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
 
 SHIPPED_MODEL = Path(__file__).parent / "world_model"
 WORLDS = HELD_OUT_SEEDS - FIRST_TEST_SEED
@@ -125,13 +126,14 @@ def run(config: DemoConfig) -> list[Drive]:
     began_s = time.perf_counter()
     device = config.run_device
     _check_folder(config.out)
-    test = commanded_test(config)
+    given = None if config.trajectory is None else given_path(config.trajectory, config.clips, config.assume_metric)
+    paths = WorldTest().paths(config.clips, config.world_seed) if given is None else {"trajectory": given}
     _check_model(config.model, config.clips)
-    notes = beyond_training(test, config.clips) if config.model == SHIPPED_MODEL else []
+    notes = beyond_training(given, config.clips) if config.model == SHIPPED_MODEL else []
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     pipeline = loaded(config.model, device)
-    commanded = clips_of_world(test, config.clips, config.world_seed, torch.device("cpu"))
+    commanded = clips_of_world(paths, config.clips, config.world_seed, torch.device("cpu"))
     begun_s = time.perf_counter()
     videos = [generated(pipeline, clip, config, f"{k} of {len(commanded)}") for k, clip in enumerate(commanded, 1)]
     generated_s = time.perf_counter()
@@ -158,13 +160,6 @@ def _check_model(folder: Path, clips: WorldClips) -> None:
     check_branch(str(folder.absolute() / "branch"), outline, clips.cameras([0]))
 
 
-def commanded_test(config: DemoConfig) -> WorldTest:
-    """The paths to drive: the benchmark's three, or the one in a file."""
-    if config.trajectory is None:
-        return WorldTest()
-    return GivenPath(path=given_path(config.trajectory, config.clips, config.assume_metric))
-
-
 def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
     """The model with its branch, in float32 however it is stored."""
     pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
@@ -181,7 +176,7 @@ def generated(
 
     def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         line = f"driving {clip.manoeuvre} ({which}): step {step + 1} of {config.steps}"
-        _say(line, keep=step + 1 == config.steps)
+        show_line(line, keep=step + 1 == config.steps)
         return tensors
 
     frames = pipeline(
@@ -197,12 +192,12 @@ def generated(
         return_dict=False,
         callback_on_step_end=report,
     )[0]
-    return (255.0 * frames[0]).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
+    return as_bytes(frames[0].movedim(1, -1)).cpu()
 
 
 def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  # uint8 [T, H, W, 3]
     """Recover where the camera of a video went. The prefix was given: alone it does not count as recovered."""
-    _say(f"recovering the path of {clip.manoeuvre}")
+    show_line(f"recovering the path of {clip.manoeuvre}")
     score = score_clip(clip, video, clips.prefix_frames)
     name = ClipName(f"world-{clip.seed - FIRST_TEST_SEED}", clip.manoeuvre)
     found, count = int(score.valid.sum()), len(score.valid)
@@ -248,7 +243,7 @@ def _cell(value: float | None, digits: int = 2) -> str:
 
 def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wall_s: Mapping[str, float]) -> None:
     """All files, made aside and moved when they are complete."""
-    _say("writing pictures")
+    show_line("writing pictures")
     films = [film_of(drive, config.clips) for drive in drives]
     videos = [film_frames(film) for film in films]
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
@@ -258,23 +253,17 @@ def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wal
         aside = Path(folder)
         for drive, frames in zip(drives, videos, strict=True):
             write_video(frames, aside / f"{drive.name}.mp4", TRAINED.frame_rate_hz)
-            formats.write(_camera_file(drive), aside / f"{drive.name}.cameras.json")
+            write_video(drive.video, aside / "clips" / f"{drive.name}.mp4", TRAINED.frame_rate_hz)
+            formats.write(_camera_file(drive), aside / "clips" / f"{drive.name}.cameras.json")
         write_video(stacked_films(videos), aside / "demo.mp4", TRAINED.frame_rate_hz)
         write_image(poster(films), aside / "poster.png")
         write_report(results, aside / "report.html")
         document = _document(settings, drives, notes, wall_s)
         (aside / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-        for made in sorted(aside.iterdir()):
-            made.replace(config.out / made.name)
-    _say("")
-
-
-def _say(line: str, keep: bool = False) -> None:
-    """A line of progress in the place of the last one; where nobody watches, only those to keep."""
-    if sys.stderr.isatty():
-        print(f"{line:<60}", end="\n" if keep else "\r", file=sys.stderr, flush=True)
-    elif keep:
-        print(line, file=sys.stderr, flush=True)
+        (config.out / "clips").mkdir(exist_ok=True)
+        for made in sorted(file for file in aside.rglob("*") if file.is_file()):
+            made.replace(config.out / made.relative_to(aside))
+    show_line("")
 
 
 def _floors(drives: Sequence[Drive]) -> dict[str, str]:

@@ -1,15 +1,13 @@
-"""What the demo commands beside the benchmark's three paths: a path from a file; and how far that is from training."""
+"""A path from a file, driven down the demo's street, and how far that is from what the model was trained on."""
 
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from merope import formats
-from merope.bench.world_tests import WorldTest
 from merope.errors import invalid
 from merope.evaluate.metrics import rotation_angle
 from merope.generate.inputs import at_frame_rate, first_frames
@@ -22,18 +20,9 @@ TRAINED = WorldClips()
 LENSES = {"pinhole": TRAINED, "fisheye": WorldClips(fov_deg=(140.0, 140.0), xi=(1.0, 1.0))}
 
 LOWEST_M = 1.2  # below the first camera; the road is 1.5 m below
-LEVEL_RAD = math.radians(3.0)
+LEVEL_RAD, LEVEL_M = math.radians(3.0), 0.3
+STANDING_M = 0.05  # of motion between two frames: a standing camera has no direction
 SLACK = 1.1  # on the limits of training: real drives are noisy
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class GivenPath(WorldTest):
-    """A test of one path that somebody brought, in place of the benchmark's three."""
-
-    path: Tensor  # [T, 4, 4], the first pose is the identity
-
-    def paths(self, clips: WorldClips, seed: int) -> dict[str, Tensor]:  # each [T, 4, 4]
-        return {"trajectory": self.path}
 
 
 def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  # [T, 4, 4]
@@ -64,29 +53,46 @@ def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  #
     return poses
 
 
-def beyond_training(test: WorldTest, clips: WorldClips) -> list[str]:
+def beyond_training(
+    path: Tensor | None,  # [T, 4, 4] relative to the first camera; None for the paths of a test
+    clips: WorldClips,
+) -> list[str]:
     """In what the commanded cameras differ from all that the shipped model has seen, in words."""
-    notes = []
+    found = []
     if clips != TRAINED:
         lens = f"a {clips.fov_deg[0]:g}° fisheye (xi = {clips.xi[0]:g})"
-        notes.append(f"outside the training range: {lens}; the model has seen a {TRAINED.fov_deg[0]:g}° pinhole only")
-    if isinstance(test, GivenPath):
-        notes += [f"outside the training range: {found}" for found in _unusual_motion(test.path)]
-    return notes
+        found.append(f"{lens}; the model has seen a {TRAINED.fov_deg[0]:g}° pinhole only")
+    if path is not None:
+        found += [*_unusual_speeds(path), *_unusual_directions(path)]
+    return [f"outside the training range: {difference}" for difference in found]
 
 
-def _unusual_motion(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the first camera
+def _unusual_speeds(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the first camera
     rate_hz, (slowest, fastest) = TRAINED.frame_rate_hz, SPEED_RANGE_M_S
     speeds_m_s = path[:, :3, 3].diff(dim=0).norm(dim=-1) * rate_hz
     low, high = float(speeds_m_s.min()), float(speeds_m_s.max())
     turn_rad_s = float((rotation_angle(path[:-1, :3, :3], path[1:, :3, :3]) * rate_hz).max())
-    tilt_rad = float(torch.acos(path[:, 1, 1].clamp(-1.0, 1.0)).max())
     found = []
     if low * SLACK < slowest or high > SLACK * fastest:
         found.append(f"speeds of {low:.1f} to {high:.1f} m/s; the model has seen {slowest:g} to {fastest:g}")
     if turn_rad_s > SLACK * MAX_YAW_RATE_RAD_S:
         limit_deg_s = math.degrees(MAX_YAW_RATE_RAD_S)
         found.append(f"turns of {math.degrees(turn_rad_s):.0f}°/s; the model has seen up to {limit_deg_s:.0f}°/s")
+    return found
+
+
+def _unusual_directions(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the first camera
+    """A tilted camera, a climb, and motion against or across the camera's view."""
+    found = []
+    tilt_rad = float(torch.acos(path[:, 1, 1].clamp(-1.0, 1.0)).max())
     if tilt_rad > LEVEL_RAD:
         found.append(f"a camera that tilts by {math.degrees(tilt_rad):.0f}°; the model has seen level ones only")
+    height_m = -path[:, 1, 3]
+    if float(height_m.abs().max()) > LEVEL_M:
+        extremes = f"{float(height_m.min()):+.1f} to {float(height_m.max()):+.1f} m"
+        found.append(f"heights of {extremes} from the first camera; the model has seen level roads only")
+    moved = path[:, :3, 3].diff(dim=0)
+    ahead = (moved * path[:-1, :3, 2]).sum(dim=-1)
+    if bool((ahead < 0.5 * moved.norm(dim=-1) - STANDING_M).any()):
+        found.append("motion backwards or sideways; the model has seen cameras that drive where they look")
     return found

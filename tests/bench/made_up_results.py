@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from merope.bench.world_tests import FIRST_TEST_SEED, MANOEUVRES
+from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES
 
 FLOOR = {"failed_frames": 3, "frames": 312, "values": {}} | {
     "values": {name: {"mean": 0.125, "low": 0.1, "high": 0.2, "count": 24} for name in ("rot_deg", "metric_tr_percent")}

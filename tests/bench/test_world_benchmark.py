@@ -10,23 +10,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from merope.bench.scores import lens_kind, psnr_db, score_clip, score_floor, summaries
-from merope.bench.world_tests import (
-    FIRST_TEST_SEED,
-    MANOEUVRES,
-    WorldTest,
-    benchmark_tests,
-    clips_of_world,
-    commanded_clips,
-    generate_clips,
-    generate_row,
-    stretched,
-)
+from merope.bench.generated import benchmark_tests, generate_clips, generate_row
+from merope.bench.scores import lens_kind, summaries
+from merope.evaluate.world_scores import psnr_db, score_clip, score_floor
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.trajectories import driving_path
 from merope.train.loop import train
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+from merope.world.commanded import (
+    FIRST_TEST_SEED,
+    MANOEUVRES,
+    CommandedClip,
+    WorldTest,
+    clips_of_world,
+    commanded_clips,
+    stretched,
+)
 from merope.world.scene import World
 from tests.train.tiny_runs import tiny_config
 
@@ -34,9 +34,13 @@ CPU = torch.device("cpu")
 CLIPS = WorldClips(frames=5, height=72, width=128, prefix_frames=2)
 
 
+def clips_in(seed: int, stretch: float = 1.0) -> list[CommandedClip]:
+    return clips_of_world(WorldTest(stretch=stretch).paths(CLIPS, seed), CLIPS, seed, CPU)
+
+
 def test_three_paths_share_prefix_and_world_and_then_part() -> None:
     test = WorldTest(worlds=1)
-    original, left, right = clips_of_world(test, CLIPS, FIRST_TEST_SEED, CPU)
+    original, left, right = clips_in(FIRST_TEST_SEED)
     assert [clip.manoeuvre for clip in (original, left, right)] == list(MANOEUVRES)
     assert torch.equal(original.true[:2], left.true[:2])
     assert torch.equal(original.cameras.world_from_camera[:2], right.cameras.world_from_camera[:2])
@@ -48,7 +52,7 @@ def test_three_paths_share_prefix_and_world_and_then_part() -> None:
 
 
 def test_a_true_video_scores_perfectly_and_a_wrong_one_does_not() -> None:
-    clip, left, _ = clips_of_world(WorldTest(worlds=1), CLIPS, FIRST_TEST_SEED + 1, CPU)
+    clip, left, _ = clips_in(FIRST_TEST_SEED + 1)
     perfect = score_clip(clip, clip.true, 2)
     assert perfect.metrics.rot_deg < 0.05
     assert perfect.metrics.metric_tr_percent is not None
@@ -63,7 +67,7 @@ def test_a_true_video_scores_perfectly_and_a_wrong_one_does_not() -> None:
 
 
 def test_a_clip_of_which_only_the_given_frames_are_right_has_failed() -> None:
-    clip = clips_of_world(WorldTest(worlds=1), CLIPS, FIRST_TEST_SEED + 1, CPU)[0]
+    clip = clips_in(FIRST_TEST_SEED + 1)[0]
     noise = torch.randint(0, 256, clip.true.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     score = score_clip(clip, torch.cat((clip.true[:2], noise[2:])), 2)
     assert score.metrics.valid_frames == 0
@@ -113,13 +117,13 @@ def test_a_stretched_test_has_the_same_rotations_and_longer_ways() -> None:
 
 
 def test_a_stretched_street_is_cleared_for_the_longer_way() -> None:
-    original = clips_of_world(WorldTest(stretch=4.0), CLIPS, FIRST_TEST_SEED + 2, CPU)[0]
+    original = clips_in(FIRST_TEST_SEED + 2, stretch=4.0)[0]
     near = original.seen.depth_m.flatten(1).min(dim=1).values
     assert (near > 0.9).all()  # nothing is nearer than the margin allows, houses on the way included
 
 
 def test_the_floor_is_not_zero_by_construction_and_far_below_what_it_strays_by() -> None:
-    clip = clips_of_world(WorldTest(worlds=1), CLIPS, FIRST_TEST_SEED + 1, CPU)[0]
+    clip = clips_in(FIRST_TEST_SEED + 1)[0]
     floor = score_floor(clip, 2).metrics
     assert floor.valid_frames == 5
     assert 1e-4 < floor.rot_deg < 0.5  # it strays by 2° and 3 %
@@ -128,20 +132,20 @@ def test_the_floor_is_not_zero_by_construction_and_far_below_what_it_strays_by()
 
 
 def test_the_floor_is_of_noisy_renders_that_stray_as_far_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    clip = clips_of_world(WorldTest(worlds=1), CLIPS, FIRST_TEST_SEED + 1, CPU)[0]
+    clip = clips_in(FIRST_TEST_SEED + 1)[0]
     floor, commanded = score_floor(clip, 2), clip.cameras.world_from_camera
     lengths_m = [path[:, :3, 3].diff(dim=0).norm(dim=-1).sum() for path in (floor.recovered, commanded)]
     assert float(lengths_m[0] / lengths_m[1]) == pytest.approx(1.03, abs=0.01)
     turn_deg = [math.degrees(torch.atan2(path[-1, 0, 2], path[-1, 2, 2])) for path in (floor.recovered, commanded)]
     assert turn_deg[0] - turn_deg[1] == pytest.approx(2.0, abs=0.5)
-    monkeypatch.setattr("merope.bench.scores.FLOOR_NOISE", 0.0)
+    monkeypatch.setattr("merope.evaluate.world_scores.FLOOR_NOISE", 0.0)
     assert score_floor(clip, 2).psnr_db > floor.psnr_db
 
 
 def test_a_street_is_cleared_for_all_three_paths() -> None:
     struck = 0
     for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 8):
-        clips = clips_of_world(WorldTest(worlds=1), CLIPS, seed, CPU)
+        clips = clips_in(seed)
         for clip in clips:
             cleared = clip.world.cleared(clip.cameras.world_from_camera).solids.present
             assert torch.equal(cleared, clip.world.solids.present)
@@ -176,7 +180,7 @@ def test_lenses_are_told_apart_and_grouped() -> None:
     for (fov_deg, xi), kind in (kinds | {(140, 1.0): "fisheye", (260, 1.0): "fisheye"}).items():
         assert lens_kind(UnifiedCamera.from_fov(fov_deg, xi, 128, 72)) == kind
     mixed = replace(CLIPS, fov_deg=(60.0, 150.0), xi=(0.0, 1.5))
-    clip = clips_of_world(WorldTest(worlds=1), mixed, FIRST_TEST_SEED, CPU)[0]
+    clip = clips_of_world(WorldTest(worlds=1).paths(mixed, FIRST_TEST_SEED), mixed, FIRST_TEST_SEED, CPU)[0]
     groups = summaries([replace(score_clip(clip, clip.true, 2), manoeuvre=name) for name in MANOEUVRES], mixed)
     assert set(groups) == {"all", *MANOEUVRES, lens_kind(clip.cameras.lens)}
     assert groups["all"]["clips"] == 3

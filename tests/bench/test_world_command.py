@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from merope.bench import world_rows
+from merope.bench import rows
 from merope.cli import main
 from merope.train.checkpoint import complete
 from tests.train.tiny_runs import TINY
@@ -30,7 +30,7 @@ def test_a_command_that_is_stopped_after_training_says_that_it_goes_on(
     def stopped(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(world_rows, "generate_row", stopped)
+    monkeypatch.setattr(rows, "generate_row", stopped)
     arguments = ["bench", "world", str(TINY), "--set", f"run.out={tmp_path / 'x'}", "--set", "run.steps=1"]
     assert main([*arguments, "--set", "run.validation_clips=0", "--workers", "1"]) == 130
     assert "finished stages are kept, the same command goes on" in capsys.readouterr().err

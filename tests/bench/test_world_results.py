@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merope.bench import world_rows, world_scores
+from merope.bench import rows, scores
+from merope.bench.generated import generated_file
+from merope.bench.results import SAME_RUN, is_scored, parts_of, put_together
 from merope.bench.rows import InThisProcess, Scorer, run_rows
-from merope.bench.scores import SAME_RUN, is_scored, put_together
-from merope.bench.table import parts_of
-from merope.bench.world_tests import WorldTest, generated_file
 from merope.cli import main
 from merope.train.config import TrainConfig
 from merope.train.loop import train
+from merope.world.commanded import WorldTest
 from tests.train.tiny_runs import SMALLER, TINY, tiny_config
 
 TEST = WorldTest(worlds=1, steps=1)
@@ -33,8 +33,8 @@ def with_stretches(*stretches: float) -> list[WorldTest]:
 def _no_poses() -> Iterator[None]:
     """Rows are trained and generated; what a clip scores is no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world_rows, "score_world", lambda job: pickle.dumps([]))
-        for module in (world_rows, world_scores):
+        patch.setattr(rows, "score_world", lambda job: pickle.dumps([]))
+        for module in (rows, scores):
             patch.setattr(module, "summaries", lambda *_: {})
         yield
 
@@ -137,7 +137,7 @@ def test_a_longer_run_replaces_the_scores_in_its_own_folder(
 def test_where_the_weights_are_gone_nothing_is_trained(
     row: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(world_rows, "train", None)
+    monkeypatch.setattr(rows, "train", None)
     for folder in ("checkpoints", "trained"):
         shutil.rmtree(row.run.out / folder)
     assert "×1, ×2, ×4 of 1 steps" in refused(row, None, *with_stretches(8.0))  # its own scores are there

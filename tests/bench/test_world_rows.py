@@ -19,23 +19,18 @@ from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from merope.bench import provenance as source
-from merope.bench import world_rows
+from merope.bench import rows
+from merope.bench.generated import generate_row, generated_file
+from merope.bench.results import is_scored
 from merope.bench.rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
-from merope.bench.scores import floor_file, is_scored, with_seed
+from merope.bench.scores import floor_file, with_seed
 from merope.bench.table import Row, group_table, read_rows, tables
-from merope.bench.world_tests import (
-    FIRST_TEST_SEED,
-    MANOEUVRES,
-    WorldTest,
-    clips_of_world,
-    generate_row,
-    generated_file,
-)
 from merope.train.build import world_clips
 from merope.train.checkpoint import complete
 from merope.train.config import TrainConfig
 from merope.train.loop import NonFiniteLoss, stop_requests, train
 from merope.world.clips import WorldClips
+from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world
 from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
@@ -65,7 +60,10 @@ def test_a_row_is_trained_generated_and_scored(tmp_path: Path) -> None:
     scorer = Scorer(InThisProcess(), results)
     assert run_rows([config], tests, scorer)
     videos = load_file(config.run.out / "generated.safetensors")
-    truth = {clip.name: clip.true for clip in clips_of_world(TEST, CLIPS_OF_TINY, FIRST_TEST_SEED, CPU)}
+    truth = {
+        clip.name: clip.true
+        for clip in clips_of_world(TEST.paths(CLIPS_OF_TINY, FIRST_TEST_SEED), CLIPS_OF_TINY, FIRST_TEST_SEED, CPU)
+    }
     assert sorted(videos) == sorted(truth)
     for name, video in videos.items():
         assert torch.equal(video[:2], truth[name][:2])  # the prefix is kept
@@ -133,7 +131,7 @@ def test_a_row_that_has_results_is_not_made_again(tmp_path: Path, monkeypatch: p
     results.mkdir()
     result = {"test": asdict(TEST), "sweep": [], "steps": 2, "batch_size": config.run.batch_size}
     (results / "row.json").write_text(json.dumps(result | {"data": asdict(world_clips(config))}))
-    monkeypatch.setattr(world_rows, "train", None)
+    monkeypatch.setattr(rows, "train", None)
     scorer = Scorer(InThisProcess(), results)
     assert run_rows([config], [TEST], scorer, is_made=partial(is_scored, tests=[TEST], results=results))
     assert scorer.written == []
@@ -211,7 +209,7 @@ def test_a_signal_reaches_a_loop_that_does_not_listen_yet(number: signal.Signals
 def test_a_row_whose_training_was_stopped_is_not_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(tmp_path / "row", "run.steps=1")
     assert train_row(config)  # leaves a folder of trained weights, of a shorter run
-    monkeypatch.setattr(world_rows, "train", lambda config: config.run.out)
+    monkeypatch.setattr(rows, "train", lambda config: config.run.out)
     longer = replace(config, run=replace(config.run, steps=5))
     assert not run_rows([longer], [TEST], Scorer(InThisProcess(), None))
     assert not generated_file(longer, TEST).exists()
@@ -223,7 +221,7 @@ def test_a_row_that_diverges_keeps_no_other_from_being_made(tmp_path: Path, monk
             raise NonFiniteLoss("step 7: the loss is not finite")
         return train(config)
 
-    monkeypatch.setattr(world_rows, "train", diverging)
+    monkeypatch.setattr(rows, "train", diverging)
     configs = [tiny_config(tmp_path / name, "run.steps=1") for name in ("first", "second")]
     with pytest.raises(NonFiniteLoss, match="step 7"):
         run_rows(configs, [TEST], Scorer(InThisProcess(), None), until="trained")
@@ -240,7 +238,7 @@ def test_what_a_failed_row_held_is_free_when_the_next_begins(tmp_path: Path, mon
         weights.append(weakref.ref(module))
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(world_rows, "train", failing)
+    monkeypatch.setattr(rows, "train", failing)
     configs = [tiny_config(tmp_path / name) for name in ("first", "second")]
     with pytest.raises(RuntimeError, match="out of memory"):
         run_rows(configs, [TEST], Scorer(InThisProcess(), None))
@@ -256,8 +254,8 @@ def test_a_gpu_that_is_lost_takes_no_further_row_and_leaves_scores(
     finished: list[bool] = []
     scorer = Scorer(InThisProcess(), None)
     monkeypatch.setattr(scorer, "finish", lambda wait: finished.append(wait))
-    monkeypatch.setattr(world_rows, "train", lost)
-    monkeypatch.setattr(world_rows, "_forget_model", lost)
+    monkeypatch.setattr(rows, "train", lost)
+    monkeypatch.setattr(rows, "_free_model", lost)
     configs = [tiny_config(tmp_path / name) for name in ("first", "second")]
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run_rows(configs, [TEST], scorer)
@@ -278,33 +276,15 @@ class FirstRowCannotBeScored(InThisProcess):
 def test_a_row_that_cannot_be_scored_keeps_no_other_from_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world_rows, "train_row", lambda config: True)
-    monkeypatch.setattr(world_rows, "generate_row", lambda *_: None)
-    monkeypatch.setattr(world_rows, "summaries", lambda *_: {})
-    monkeypatch.setattr(world_rows, "scores_of_test", lambda *_: {})
+    monkeypatch.setattr(rows, "train_row", lambda config: True)
+    monkeypatch.setattr(rows, "generate_row", lambda *_: None)
+    monkeypatch.setattr(rows, "summaries", lambda *_: {})
+    monkeypatch.setattr(rows, "scores_of_test", lambda *_: {})
     configs = [tiny_config(tmp_path / name) for name in ("first", "second", "third")]
     scorer = Scorer(FirstRowCannotBeScored(), None)
     with pytest.raises(OSError, match="a worker died"):
         run_rows(configs, [TEST], scorer)
     assert [result["row"] for result in scorer.written] == ["second", "third"]
-
-
-def test_processes_that_write_the_same_file_leave_a_whole_one(tmp_path: Path) -> None:
-    file = tmp_path / "floor.json"
-    with get_context("spawn").Pool(2) as pool:
-        assert sum(pool.map(failed_writes, [file, file], chunksize=1)) == 0
-    assert [each.name for each in tmp_path.iterdir()] == [file.name]
-
-
-def failed_writes(file: Path) -> int:
-    failed = 0
-    for _ in range(300):
-        try:
-            world_rows._replace(file, json.dumps("x" * 200_000))
-            json.loads(file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            failed += 1
-    return failed
 
 
 def test_other_processes_work_and_leave_even_if_the_one_that_needs_them_is_killed() -> None:

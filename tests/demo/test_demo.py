@@ -13,11 +13,11 @@ from selenium import webdriver
 
 import merope.demo.drive
 from merope import formats
-from merope.bench.world_tests import MANOEUVRES, WorldTest, clips_of_world
 from merope.cli import main
 from merope.demo.drive import SHIPPED_MODEL, DemoConfig, Drive, generated, loaded, measured, run, table
-from merope.demo.given_paths import LENSES, TRAINED, GivenPath, beyond_training, given_path
+from merope.demo.given_paths import LENSES, TRAINED, beyond_training, given_path
 from merope.demo.pictures import Film, film_frames
+from merope.evaluate.discover import read_commanded
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_image, read_video
 from merope.geometry.lenses import UnifiedCamera
@@ -25,6 +25,7 @@ from merope.geometry.trajectories import unicycle_path
 from merope.train.config import TrainConfig
 from merope.train.model import build_model, export
 from merope.train.toml_config import read_config
+from merope.world.commanded import MANOEUVRES, WorldTest, clips_of_world
 from tests.evaluate.test_report_browser import browser, select  # noqa: F401
 
 SHIPPED_CONFIG = Path(__file__).parents[2] / "configs" / "world-model.toml"
@@ -57,8 +58,17 @@ def drives(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def test_every_file_is_there_and_nothing_else(drives: tuple[Path, list[Drive]]) -> None:
     expected = {"demo.mp4", "poster.png", "report.html", "results.json"}
-    expected |= {f"{name}{suffix}" for name in MANOEUVRES for suffix in (".mp4", ".cameras.json")}
-    assert {file.name for file in drives[0].iterdir()} == expected
+    expected |= {f"{name}.mp4" for name in MANOEUVRES}
+    expected |= {f"clips/{name}{suffix}" for name in MANOEUVRES for suffix in (".mp4", ".cameras.json")}
+    assert {str(file.relative_to(drives[0])) for file in drives[0].rglob("*") if file.is_file()} == expected
+
+
+def test_its_bare_clips_can_be_evaluated(drives: tuple[Path, list[Drive]]) -> None:
+    commanded = read_commanded(drives[0] / "clips")
+    assert [str(one.clip) for one in commanded] == sorted(MANOEUVRES)
+    for drive in drives[1]:
+        made = read_video(drives[0] / "clips" / f"{drive.name}.mp4", list(range(TRAINED.prefix_frames)), 72, 128)
+        assert (made.float() - drive.video[: len(made)].float()).abs().mean() < 4.0  # of 255: what the codec loses
 
 
 def test_videos_have_the_frames_and_panels_of_the_clips(drives: tuple[Path, list[Drive]]) -> None:
@@ -151,14 +161,14 @@ def test_the_command_and_the_seed_decide(model: Path, drives: tuple[Path, list[D
 def test_written_cameras_can_be_driven_again(
     drives: tuple[Path, list[Drive]], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = drives[0] / "right.cameras.json"
+    file = drives[0] / "clips" / "right.cameras.json"
     arguments = ["demo", "--model", str(model), "--steps", "1", "--trajectory", str(file), "--lens", "fisheye"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     assert {"trajectory.mp4", "demo.mp4", "report.html"} <= {file.name for file in tmp_path.iterdir()}
     shown = capsys.readouterr()
     assert shown.out.splitlines()[3].startswith("trajectory")
     assert "driving trajectory (1 of 1): step 1 of 1" in shown.err
-    again, before = formats.read(tmp_path / "trajectory.cameras.json"), formats.read(file)
+    again, before = formats.read(tmp_path / "clips" / "trajectory.cameras.json"), formats.read(file)
     assert isinstance(again.lens, UnifiedCamera)
     assert (again.world_from_camera - before.world_from_camera).abs().max() < 1e-9
 
@@ -207,19 +217,26 @@ def test_what_the_model_has_not_seen_is_said() -> None:
         torch.tensor([[0.0, 0, 0], [0, 0, -0.1], [0, 0.1, 0]], dtype=torch.float64)
     )
     fast = unicycle_path(torch.full((12,), 30.0), torch.full((12,), 1.0), 4.0)
+    lifted, backwards = drive.clone(), drive.clone()
+    lifted[:, 1, 3] -= 0.4 * torch.arange(13)
+    backwards[:, :3, 3] *= -1.0
     slow, *near_the_limits = (
         unicycle_path(torch.full((12,), speed), torch.zeros(12), 4.0) for speed in (1.0, 1.9, 16.0)
     )
     said = {
-        "nothing": beyond_training(GivenPath(path=drive), TRAINED),
-        "three": beyond_training(WorldTest(), TRAINED),
-        "lens": beyond_training(WorldTest(), LENSES["fisheye"]),
-        "tilt": beyond_training(GivenPath(path=tilted), TRAINED),
-        "fast": beyond_training(GivenPath(path=fast), TRAINED),
-        "slow": beyond_training(GivenPath(path=slow), TRAINED),
+        "nothing": beyond_training(drive, TRAINED),
+        "three": beyond_training(None, TRAINED),
+        "lens": beyond_training(None, LENSES["fisheye"]),
+        "tilt": beyond_training(tilted, TRAINED),
+        "fast": beyond_training(fast, TRAINED),
+        "slow": beyond_training(slow, TRAINED),
+        "climb": beyond_training(lifted, TRAINED),
+        "reverse": beyond_training(backwards, TRAINED),
     }
+    assert ["+4.8 m" in note for note in said["climb"]] == [True]
+    assert ["backwards" in note for note in said["reverse"]] == [True]
     assert said["nothing"] == said["three"] == []
-    assert [beyond_training(GivenPath(path=path), TRAINED) for path in near_the_limits] == [[], []]
+    assert [beyond_training(path, TRAINED) for path in near_the_limits] == [[], []]
     assert ["1.0 to 1.0 m/s; the model has seen 2 to 15" in note for note in said["slow"]] == [True]
     assert ["fisheye" in note for note in said["lens"]] == [True]
     assert ["tilts by 6°" in note for note in said["tilt"]] == [True]
@@ -314,7 +331,7 @@ def test_the_shipped_model_turns_where_it_is_told() -> None:
     """Four denoising steps are enough to see it: left is not right, and each is nearest to its own command."""
     config = DemoConfig(out=Path(), steps=4)
     pipeline = loaded(config.model, CPU)
-    clips = clips_of_world(WorldTest(), config.clips, config.world_seed, CPU)
+    clips = clips_of_world(WorldTest().paths(config.clips, config.world_seed), config.clips, config.world_seed, CPU)
     videos = [generated(pipeline, clip, config, clip.manoeuvre).float() for clip in clips]
     errors = torch.stack([torch.stack([(v - c.true)[8:].square().mean() for c in clips]) for v in videos])
     assert errors.argmin(dim=1).tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Commands to look at first: demo drives the model that ships with the package, growth measures encodings alone."""
+"""Commands to look at first: demo drives the model that ships, growth and taxonomy measure encodings alone."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--world", type=int, help="number of a street that no model was trained on (4)")
     how = parser.add_argument_group("how")
     how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
-    how.add_argument("--steps", type=int, help="denoising steps; more are sharper and slower")
+    how.add_argument("--steps", type=int, help="denoising steps (20)")
     how.add_argument("--seed", type=int, default=0, help="of the noise; the paths share it")
     how.add_argument("--device", default="auto", help="cuda if there is one")
     how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder for videos, report and numbers")
@@ -30,7 +30,9 @@ def _demo(options: argparse.Namespace) -> int:
         print("merope: stopped; nothing was written", file=sys.stderr)
         return 130
     print(table(drives))
-    print(f"wrote {options.out}: demo.mp4, one video and one camera file a path, poster.png, report.html, results.json")
+    print(
+        f"wrote {options.out}: demo.mp4, report.html, poster.png, results.json; bare clips and their cameras in clips/"
+    )
     return 0
 
 
@@ -44,3 +46,20 @@ def _growth(options: argparse.Namespace) -> int:
 
     run(options.out)
     return 0
+
+
+def add_taxonomy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of the table")
+    parser.set_defaults(run=_taxonomy)
+
+
+def _taxonomy(options: argparse.Namespace) -> int:
+    from merope.draw.progress import ProgressLine
+    from merope.paper.taxonomy import PAPER, as_json, measure, table
+
+    rows, progress = [], ProgressLine("measuring", len(PAPER), "encodings")
+    for name in PAPER:
+        rows.append(measure(name))
+        progress.show(len(rows))
+    print(as_json(rows) if options.json else table(rows))
+    return 0 if all(row.agrees_with_paper for row in rows) else 1

@@ -1,0 +1,90 @@
+"""Scores of clips of the procedural world: poses in metres against the command, PSNR against what would be seen."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merope.evaluate.auc import PairErrors, pair_errors
+from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
+from merope.evaluate.metrics import PoseMetrics, pose_metrics
+from merope.formats.video import as_bytes
+from merope.geometry.cameras import Cameras
+from merope.geometry.trajectories import turn_by
+from merope.world.commanded import CommandedClip, stretched
+from merope.world.render import render
+
+FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE = math.radians(2.0), 1.03, 0.04
+"""How far from the command, and how noisy (of full scale), the true renders are that the estimator is tried on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """One clip."""
+
+    seed: int  # of its world
+    manoeuvre: str
+    metrics: PoseMetrics
+    pairs: PairErrors
+    psnr_db: float  # mean over generated frames
+    recovered: Tensor  # [T, 4, 4]
+    valid: Tensor  # bool [T], frames with a recovered pose
+
+    @property
+    def name(self) -> str:
+        return f"world-{self.seed}-{self.manoeuvre}"
+
+    def as_dict(self) -> dict[str, object]:
+        """Every number of the clip, for JSON."""
+        chances = len(self.pairs.rotation_deg)
+        auc = {f"auc_{tau}": 100.0 * self.pairs.hits(tau) / (tau * chances) for tau in (3, 10)}
+        plain = self.metrics.as_dict() | auc | {"psnr_db": self.psnr_db}
+        lost = self.metrics.frames - self.metrics.valid_frames
+        return {"world": self.seed, "manoeuvre": self.manoeuvre, "failed_frames": lost} | plain
+
+
+def score_clip(clip: CommandedClip, video: Tensor, prefix_frames: int) -> Score:  # uint8 [T, H, W, 3]
+    """Recover the poses of a video of a world and compare them with the command.
+
+    The prefix was given and is always right: a clip of which nothing else was recovered has failed.
+    """
+    return _score(clip, video, clip.cameras.world_from_camera, prefix_frames)
+
+
+def score_floor(clip: CommandedClip, prefix_frames: int) -> Score:
+    """What the estimator alone gets wrong: a true, noisy render of a path that strays from the command.
+
+    A video that obeys exactly would be compared with itself and prove nothing.
+    """
+    turned = turn_by(clip.cameras.world_from_camera, FLOOR_YAW_RAD, prefix_frames)
+    path = stretched(turned, FLOOR_STRETCH)
+    height, width = clip.true.shape[1:3]
+    image = render(clip.world, Cameras(path, clip.cameras.lens), height, width).image
+    noise = FLOOR_NOISE * torch.randn(image.shape, generator=torch.Generator().manual_seed(clip.seed))
+    return _score(clip, as_bytes((image + noise).clamp(0.0, 1.0)), path, prefix_frames)
+
+
+def _score(
+    clip: CommandedClip,
+    video: Tensor,  # uint8 [T, H, W, 3]
+    world_from_camera: Tensor,  # [T, 4, 4] where its cameras should be
+    prefix_frames: int,
+) -> Score:
+    estimate = RenderAnchoredEstimator(clip.world, clip.cameras, clip.seen)(video)
+    valid = estimate.valid & estimate.valid[prefix_frames:].any()
+    return Score(
+        seed=clip.seed,
+        manoeuvre=clip.manoeuvre,
+        metrics=pose_metrics(world_from_camera, estimate.world_from_camera, valid, is_metric=True),
+        pairs=pair_errors(world_from_camera, estimate.world_from_camera, valid, given_frames=prefix_frames),
+        psnr_db=psnr_db(video[prefix_frames:], clip.true[prefix_frames:]),
+        recovered=estimate.world_from_camera,
+        valid=valid,
+    )
+
+
+def psnr_db(video: Tensor, true: Tensor) -> float:  # uint8 [T, H, W, 3] twice
+    """Mean over frames of the peak signal-to-noise ratio, at most 60 dB a frame."""
+    error = (video.double() - true.double()).square().mean(dim=(1, 2, 3)).clamp(min=255.0**2 * 1e-6)
+    return float((10.0 * torch.log10(255.0**2 / error)).mean())
