@@ -68,7 +68,7 @@ def run_beside(processes: int, command: list[str]) -> None:
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
     from merope.bench.generated import benchmark_tests
-    from merope.bench.results import is_scored
+    from merope.bench.result_files import is_scored
     from merope.bench.rows import Scorer, run_rows, scoring_pool, time_limit
     from merope.bench.scores import with_seed
     from merope.bench.table import GROUPS

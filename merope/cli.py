@@ -3,8 +3,8 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 
+import merope
 from merope.commands.bench import add_bench
 from merope.commands.data import add_cache, add_curate, add_synth
 from merope.commands.evaluation import add_evaluate, add_fidelity
@@ -23,7 +23,7 @@ EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="merope", description="Drive a video model with a camera path in metres.")
-    parser.add_argument("--version", action="version", version=f"merope {version('merope')}")
+    parser.add_argument("--version", action="version", version=f"merope {merope.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_demo(commands.add_parser("demo", help="drive the model that ships along three paths, or yours, and measure it"))
     add_growth(commands.add_parser("growth", help="measure and draw what camera encodings do as the baseline grows"))

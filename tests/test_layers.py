@@ -1,10 +1,18 @@
-"""Imports go one way: geometry ← attention ← encodings ← adapters ← generate ← train ← {bench, demo} ← cli."""
+"""The house keeps its order: imports go one way, a file's name says which one is meant, and nothing grows too long."""
 
 import ast
+import runpy
+import statistics
+from collections import Counter
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "merope"
-LAYERS = {
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "merope").rglob("*.py"))
+architecture = runpy.run_path(str(ROOT / "docs" / "make_architecture.py"))
+
+ALLOWED = {
     "errors": "",
     "geometry": "errors",
     "attention": "errors geometry",
@@ -24,24 +32,44 @@ LAYERS = {
     "commands": "bench curation datasets demo draw errors evaluate formats generate geometry paper train",
     "cli": "commands",
 }
+"""What each room may import. Of these only adapters, generate, train and paper know diffusers."""
 
 
-def imported_layers(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            if node.module == "merope":  # a room, never a public name: those are imported from where they are defined
-                assert {alias.name for alias in node.names} <= LAYERS.keys(), path
-                names |= {alias.name for alias in node.names}
-            names |= {node.module.split(".")[1]} if (node.module or "").startswith("merope.") else set()
-        elif isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("merope.")}
-    return names
+@pytest.mark.parametrize("room", architecture["rooms"]())
+def test_every_room_imports_only_what_lies_below(room: str) -> None:
+    assert architecture["graph"]()[room] <= set(ALLOWED[room].split())
 
 
-def test_every_module_imports_only_what_lies_below() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        layer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if layer != "__init__":
-            assert imported_layers(path) <= {*LAYERS[layer].split(), layer}, path
+def test_few_rooms_know_diffusers() -> None:
+    for path in SOURCES:
+        room = path.relative_to(ROOT / "merope").parts[0]
+        if room not in ("adapters", "generate", "train", "paper"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                assert not any(name.split(".")[0] == "diffusers" for name in named), path
+
+
+def test_the_page_on_the_architecture_is_true() -> None:
+    assert architecture["PAGE"].read_text() == architecture["page"](), "run python docs/make_architecture.py"
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(path.stem for path in SOURCES if path.stem != "__init__")
+    rooms = set(architecture["rooms"]())
+    shared = {name for name, count in names.items() if count > 1 or (name in rooms and name not in ("cli", "errors"))}
+    assert shared <= {"merope", "bench"}  # the encoding that gives the package its name; the command of a room
+
+
+def test_files_and_functions_stay_short() -> None:
+    files = [len(path.read_text().splitlines()) for path in SOURCES if path.stat().st_size]
+    functions = [
+        node.end_lineno - node.lineno + 1
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+    ]
+    assert max(files) <= 351
+    assert statistics.median(files) <= 126
+    assert max(functions) <= 74
+    assert statistics.median(functions) <= 7

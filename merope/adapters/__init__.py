@@ -1,1 +1,1 @@
-"""Camera control for pretrained video transformers: the only place that imports diffusers."""
+"""Camera control for pretrained video transformers."""

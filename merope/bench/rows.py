@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from merope.bench.generated import generate_row
 from merope.bench.provenance import provenance, steps_done, timed_piece
-from merope.bench.results import (
+from merope.bench.result_files import (
     about_clips,
     check_nothing_is_trained_again,
     left_alone,

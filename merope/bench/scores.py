@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from merope.bench.generated import about_videos, generated_file
-from merope.bench.results import SCORING
+from merope.bench.result_files import SCORING
 from merope.evaluate.summary import summarise
 from merope.evaluate.world_scores import FLOOR_NOISE, FLOOR_STRETCH, FLOOR_YAW_RAD, Score, score_clip, score_floor
 from merope.geometry.lenses import Lens

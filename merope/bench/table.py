@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merope.bench.intervals import Grid, difference, grid, interval
-from merope.bench.results import Result, parts_of
+from merope.bench.result_files import Result, parts_of
 from merope.errors import invalid
 from merope.evaluate.summary import Interval
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from merope.bench import rows, scores
 from merope.bench.generated import generated_file
-from merope.bench.results import SAME_RUN, is_scored, parts_of, put_together
+from merope.bench.result_files import SAME_RUN, is_scored, parts_of, put_together
 from merope.bench.rows import InThisProcess, Scorer, run_rows
 from merope.cli import main
 from merope.train.config import TrainConfig

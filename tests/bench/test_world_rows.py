@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from merope.bench import provenance as source
 from merope.bench import rows
 from merope.bench.generated import generate_row, generated_file
-from merope.bench.results import is_scored
+from merope.bench.result_files import is_scored
 from merope.bench.rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
 from merope.bench.scores import floor_file, with_seed
 from merope.bench.table import Row, group_table, read_rows, tables

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from merope.bench.results import parts_of
+from merope.bench.result_files import parts_of
 from merope.bench.rows import scoring_pool
 from merope.train.checkpoint import complete
 from tests.bench.made_up_results import write_result
