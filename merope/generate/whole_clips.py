@@ -1,0 +1,136 @@
+"""A Wan VAE over a whole clip in one pass.
+
+diffusers' `AutoencoderKLWan` goes through a clip in chunks of four frames and keeps the last frames of every layer for
+the next chunk. All its convolutions look back only, so one convolution over the whole clip gives the same numbers.
+It is faster, and it needs the memory of all frames at once.
+
+The first frame is special: strides in time leave it alone, because 4k + 1 frames have k + 1 latent frames.
+"""
+
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample, WanResidualDownBlock
+from torch import Tensor, nn
+from torch.nn.functional import conv3d, pad
+
+from merope.errors import invalid
+
+FRAMES_PER_CHUNK = 4
+"""Frames that `AutoencoderKLWan` encodes at once after the first one, whatever its strides."""
+
+
+def encode_whole(
+    vae: Any,  # AutoencoderKLWan
+    video: Tensor,  # [B, 3, T, H, W] in [−1, 1]
+) -> Tensor:  # [B, 2·C, T', H', W']
+    """Mean and log-variance of the latents, as `DiagonalGaussianDistribution` takes them."""
+    frames = video.shape[2]
+    if (frames - 1) % FRAMES_PER_CHUNK:
+        below = (frames - 1) // FRAMES_PER_CHUNK * FRAMES_PER_CHUNK + 1
+        raise invalid("video", f"{FRAMES_PER_CHUNK}k + 1 frames", frames, f"use {below} or {below + FRAMES_PER_CHUNK}")
+    x = _causal(vae.encoder.conv_in, _patches_to_channels(video, vae.config["patch_size"] or 1))
+    for block in vae.encoder.down_blocks:
+        x = _down(block, x)
+    x = _head(vae.encoder, _middle(vae.encoder.mid_block, x))
+    return _causal(vae.quant_conv, x)
+
+
+def decode_whole(
+    vae: Any,  # AutoencoderKLWan
+    latents: Tensor,  # [B, C, T', H', W']
+) -> Tensor:  # [B, 3, T, H, W] in [−1, 1]
+    """The frames of latents, which are as `encode_whole` gives them: not normalised."""
+    x = _causal(vae.decoder.conv_in, _causal(vae.post_quant_conv, latents))
+    x = _middle(vae.decoder.mid_block, x)
+    for block in vae.decoder.up_blocks:
+        x = _up(block, x)
+    return _channels_to_patches(_head(vae.decoder, x), vae.config["patch_size"] or 1).clamp(-1.0, 1.0)
+
+
+def _down(block: Any, x: Tensor) -> Tensor:
+    """A block of the encoder: one layer in Wan2.1, layers with a shortcut around them in Wan2.2."""
+    if isinstance(block, WanResidualDownBlock):
+        inner = x
+        for resnet in block.resnets:
+            inner = _residual(resnet, inner)
+        if block.downsampler is not None:
+            inner = _downsampled(block.downsampler, inner)
+        return inner + block.avg_shortcut(x)
+    return _downsampled(block, x) if isinstance(block, WanResample) else _residual(block, x)
+
+
+def _up(block: Any, x: Tensor) -> Tensor:
+    """A block of the decoder, with a shortcut around it in Wan2.2."""
+    inner = x
+    for resnet in block.resnets:
+        inner = _residual(resnet, inner)
+    is_wan21 = hasattr(block, "upsamplers")
+    upsampler = (block.upsamplers or [None])[0] if is_wan21 else block.upsampler
+    if upsampler is not None:
+        inner = _upsampled(upsampler, inner)
+    shortcut = None if is_wan21 else block.avg_shortcut
+    return inner if shortcut is None else inner + shortcut(x, first_chunk=True)
+
+
+def _middle(block: Any, x: Tensor) -> Tensor:
+    x = _residual(block.resnets[0], x)
+    for attention, resnet in zip(block.attentions, block.resnets[1:], strict=True):
+        x = _residual(resnet, attention(x))
+    return x
+
+
+def _head(coder: Any, x: Tensor) -> Tensor:
+    """The last layer of the encoder or the decoder."""
+    return _causal(coder.conv_out, coder.nonlinearity(coder.norm_out(x)))
+
+
+def _residual(block: Any, x: Tensor) -> Tensor:
+    inner = _causal(block.conv1, block.nonlinearity(block.norm1(x)))
+    inner = _causal(block.conv2, block.dropout(block.nonlinearity(block.norm2(inner))))
+    return inner + block.conv_shortcut(x)
+
+
+def _causal(conv: Any, x: Tensor) -> Tensor:
+    """A convolution of stride 1 that looks back in time; what lies before the clip and around its frames is zero."""
+    time, rows, columns = conv.kernel_size
+    if time > 1:
+        x = pad(x, (0, 0, 0, 0, time - 1, 0))
+    return conv3d(x, conv.weight, conv.bias, padding=(0, rows // 2, columns // 2))
+
+
+def _downsampled(layer: Any, x: Tensor) -> Tensor:
+    """Half the size and, where the layer has a stride in time, half the frames after the first."""
+    x = _frame_by_frame(layer.resample, x)
+    if layer.mode != "downsample3d" or x.shape[2] == 1:
+        return x
+    return torch.cat([x[:, :, :1], layer.time_conv(x)], dim=2)
+
+
+def _upsampled(layer: Any, x: Tensor) -> Tensor:
+    """Twice the size and, where the layer has a stride in time, twice the frames after the first.
+
+    Those see zeros in the place of the first frame: that is how Wan was trained.
+    """
+    if layer.mode == "upsample3d" and x.shape[2] > 1:
+        first, rest = x[:, :, :1], x[:, :, 1:]
+        pairs = _causal(layer.time_conv, rest).unflatten(1, (2, -1))  # [B, 2, C, T, H, W]
+        x = torch.cat([first, pairs.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)], dim=2)
+    return _frame_by_frame(layer.resample, x)
+
+
+def _frame_by_frame(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer of pictures [N, C, H, W] for video [B, C, T, H, W]."""
+    return layer(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+
+
+def _patches_to_channels(video: Tensor, size: int) -> Tensor:
+    """[B, C, T, H, W] -> [B, C · size², T, H / size, W / size], a patch's columns before its rows."""
+    patches = video.unflatten(4, (-1, size)).unflatten(3, (-1, size))  # [B, C, T, h, rows, w, columns]
+    return patches.permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
+
+
+def _channels_to_patches(x: Tensor, size: int) -> Tensor:
+    """What `_patches_to_channels` undoes."""
+    patches = x.unflatten(1, (-1, size, size))  # [B, C, columns, rows, T, h, w]
+    return patches.permute(0, 1, 4, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)
