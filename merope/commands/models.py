@@ -19,14 +19,31 @@ def _train(options: argparse.Namespace) -> int:
     from merope.bench.provenance import steps_done
     from merope.train.config import TrainConfig
     from merope.train.loop import export_checkpoint, train
-    from merope.train.toml_config import read_config
+    from merope.train.toml_config import read_config, read_table
 
+    if "vae" in read_table(options.config):
+        return _train_vae(options)
     config = read_config(TrainConfig, options.config, options.set)
     folder = train(config) if options.export is None else export_checkpoint(config, options.export)
     if options.export is None and steps_done(config) < config.run.steps:
         return 130  # stopped, which training has said; what follows in a script must not take it for done
     if os.environ.get("RANK", "0") == "0":  # of torchrun
         print(f"wrote {folder}")
+    return 0
+
+
+def _train_vae(options: argparse.Namespace) -> int:
+    from merope.train.toml_config import read_config
+    from merope.train.vae_config import VaeTrainConfig
+    from merope.train.vae_loop import export_vae_checkpoint, train_vae
+
+    config = read_config(VaeTrainConfig, options.config, options.set)
+    if options.export is not None:
+        print(f"wrote {export_vae_checkpoint(config, options.export)}")
+    elif not train_vae(config):
+        return 130
+    else:
+        print(f"wrote {config.run.out}")
     return 0
 
 

@@ -39,13 +39,15 @@ def encode_whole(
 def decode_whole(
     vae: Any,  # AutoencoderKLWan
     latents: Tensor,  # [B, C, T', H', W']
-) -> Tensor:  # [B, 3, T, H, W] in [−1, 1]
+    clamp: bool = True,  # colours to [−1, 1]; training must not: beyond it there would be no gradient
+) -> Tensor:  # [B, 3, T, H, W]
     """The frames of latents, which are as `encode_whole` gives them: not normalised."""
     x = _causal(vae.decoder.conv_in, _causal(vae.post_quant_conv, latents))
     x = _middle(vae.decoder.mid_block, x)
     for block in vae.decoder.up_blocks:
         x = _up(block, x)
-    return _channels_to_patches(_head(vae.decoder, x), vae.config["patch_size"] or 1).clamp(-1.0, 1.0)
+    video = _channels_to_patches(_head(vae.decoder, x), vae.config["patch_size"] or 1)
+    return video.clamp(-1.0, 1.0) if clamp else video
 
 
 def _down(block: Any, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from merope.train.objective import VALIDATION, add_noise, clip_generator, loss_p
 from merope.train.parallel import Ranks
 from merope.train.samples import write_sample
 from merope.train.streams import Examples, Stream
+from merope.train.vae_config import VaeTrainConfig
 
 
 class NonFiniteLoss(ValueError):
@@ -103,7 +104,7 @@ def hold(out: Path, held: ExitStack) -> None:
 def export_checkpoint(config: TrainConfig, place: Path) -> Path:
     """Write the trained folders of a checkpoint, whatever ranks wrote it, in one process."""
     progress = checkpoint.read_progress(place)
-    _check_same_run(progress.learnt, config)
+    check_same_run(progress.learnt, config)
     model = build_model(config, torch.device("cpu"), sharded=False)
     checkpoint.load_weights(place, model.transformer, averaged=config.optimiser.ema_decay is not None)
     folder = config.run.out / f"trained-{progress.step:08d}"
@@ -132,10 +133,10 @@ def train_step(
     bad = [name for name, loss in zip(names, per_clip, strict=True) if not loss < float("inf")]
     loss, failures = ranks.sum([sum(per_clip), len(bad)])
     if failures:
-        raise _non_finite(config, step, "the loss of " + ", ".join(ranks.gather_names(bad)))
+        raise non_finite(config, step, "the loss of " + ", ".join(ranks.gather_names(bad)))
     norm = parallel.as_number(norm_here)
     if not norm < float("inf"):
-        raise _non_finite(config, step, "the gradient")
+        raise non_finite(config, step, "the gradient")
     optimiser.step()
     return loss / config.run.batch_size, norm
 
@@ -170,7 +171,7 @@ def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) ->
     return total / (count / config.parallel.context)  # ranks that share a clip have counted it each
 
 
-def build_optimiser(config: TrainConfig, model: nn.Module) -> Optimizer:
+def build_optimiser(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> Optimizer:
     """AdamW over what is trained."""
     settings = config.optimiser
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -192,7 +193,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return settings.learning_rate * rise * fall
 
 
-def moving_average(config: TrainConfig, model: nn.Module) -> dict[str, Tensor]:
+def moving_average(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> dict[str, Tensor]:
     """Copies of the trained weights by name, none when no average is wanted."""
     if config.optimiser.ema_decay is None:
         return {}
@@ -214,7 +215,7 @@ def resume(
     if not places:
         return 0
     before = checkpoint.read_progress(places[-1])
-    _check_same_run(before.learnt, config)
+    check_same_run(before.learnt, config)
     if before.step > config.run.steps:
         fix = "ask for more steps, or use another run.out"
         raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
@@ -252,7 +253,7 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _check_same_run(before: dict[str, Any], config: TrainConfig) -> None:
+def check_same_run(before: dict[str, Any], config: TrainConfig | VaeTrainConfig) -> None:
     before, now = _flat(before), _flat(_plain(config.learnt()))
     keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if keys:
@@ -261,7 +262,7 @@ def _check_same_run(before: dict[str, Any], config: TrainConfig) -> None:
         raise invalid(str(config.run.out), "a run with the same settings", got, fix)
 
 
-def _non_finite(config: TrainConfig, step: int, what: str) -> NonFiniteLoss:
+def non_finite(config: TrainConfig | VaeTrainConfig, step: int, what: str) -> NonFiniteLoss:
     places = checkpoint.complete(config.run.out / "checkpoints")
     last = f"the last good checkpoint is {places[-1]}" if places else "no checkpoint was written yet"
     return NonFiniteLoss(f"step {step + 1}: {what} is not finite; {last}; nothing was overwritten")

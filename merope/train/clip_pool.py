@@ -1,0 +1,52 @@
+"""Rendered clips in the memory of a device, and random pieces of them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from merope.draw.progress import ProgressLine
+from merope.world.clips import WorldClips, as_video
+
+RENDERED_AT_ONCE = 16
+"""Clips. A GPU renders many together faster, but a training step must not wait long for them."""
+
+
+class ClipPool:
+    """Clips of the procedural world as bytes, one world each. It does not matter when a clip is rendered."""
+
+    def __init__(self, clips: WorldClips, size: int, first_seed: int, device: torch.device) -> None:
+        self.clips, self.first_seed, self.device = clips, first_seed, device
+        self.frames = torch.empty(size, clips.frames, clips.height, clips.width, 3, dtype=torch.uint8, device=device)
+        self.rendered = 0
+
+    def fill(self, count: int) -> None:
+        """Render until there are `count` clips."""
+        line = ProgressLine("rendering", count, before=self.rendered)
+        while self.rendered < count:
+            places = range(self.rendered, min(self.rendered + RENDERED_AT_ONCE, count))
+            seeds = [self.first_seed + place for place in places]
+            cameras = self.clips.cameras(seeds, self.device)
+            self.frames[places.start : places.stop] = self.clips.pictures(seeds, cameras)
+            self.rendered = places.stop
+            line.show(self.rendered)
+
+    def crops(
+        self,
+        among: int,  # the first so many clips
+        count: int,
+        frames: int,  # of each
+        dice: torch.Generator,  # on the CPU
+    ) -> Tensor:  # [count, 3, frames, H, W] in [−1, 1]
+        """Consecutive frames of random clips, half of them mirrored left to right."""
+        clip = torch.randint(among, (count,), generator=dice)
+        first = torch.randint(self.clips.frames - frames + 1, (count,), generator=dice)
+        mirrored = (torch.rand(count, generator=dice) < 0.5).to(self.device)
+        when = first[:, None] + torch.arange(frames)
+        video = as_video(self.frames[clip[:, None].to(self.device), when.to(self.device)])
+        return torch.where(mirrored[:, None, None, None, None], video.flip(-1), video)
+
+    def videos(self, at_once: int, most: int | None = None) -> Iterator[Tensor]:  # [b, 3, T, H, W] in [−1, 1]
+        """All clips that are rendered, or the first `most`, whole."""
+        for some in self.frames[: self.rendered][:most].split(at_once):
+            yield as_video(some)

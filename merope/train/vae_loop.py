@@ -1,0 +1,194 @@
+"""Training of a VAE, from a config to a folder. Run the same command again to go on after any stop."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from merope.errors import invalid
+from merope.train import checkpoint
+from merope.train.clip_pool import ClipPool
+from merope.train.log import TrainingLog
+from merope.train.loop import (
+    build_optimiser,
+    check_same_run,
+    due,
+    hold,
+    moving_average,
+    non_finite,
+    stop_requests,
+    update_average,
+)
+from merope.train.vae_config import VaeTrainConfig
+from merope.train.vae_model import AT_ONCE, build_vae, export_vae, loss_terms, psnr_db
+from merope.world.clips import HELD_OUT_SEEDS
+
+LossTerms = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class VaeRun:
+    """What a run works with."""
+
+    config: VaeTrainConfig
+    device: torch.device
+    vae: Any  # AutoencoderKLWan
+    optimiser: Optimizer
+    average: dict[str, Tensor]
+    pool: ClipPool  # trained on
+    unseen: ClipPool
+    terms: LossTerms
+
+    @classmethod
+    def of(cls, config: VaeTrainConfig) -> "VaeRun":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.backends.cudnn.benchmark = True  # sizes never change
+        vae = build_vae(config, device)
+        optimiser, average = build_optimiser(config, vae), moving_average(config, vae)
+        clips, data = config.data.world_clips(), config.data
+        pool = ClipPool(clips, data.clips, HELD_OUT_SEEDS + config.run.seed * data.clips, device)
+        unseen = ClipPool(clips, data.held_out_worlds, 0, device)
+        terms: LossTerms = torch.compile(loss_terms, fullgraph=True) if config.vae.compile else loss_terms
+        return cls(config, device, vae, optimiser, average, pool, unseen, terms)
+
+    def averaged_vae(self) -> Any:
+        """A copy with the averaged weights."""
+        copy = AutoencoderKLWan.from_config(self.vae.config)
+        copy.load_state_dict(self.average or self.vae.state_dict())
+        return copy.eval().to(self.device)
+
+    def latent_shape(self, clips: int) -> tuple[int, ...]:  # [B, C, T', H', W']
+        """Of the latents of a step."""
+        sizes, data = self.vae.config, self.config.data
+        pixels, frames = sizes["scale_factor_spatial"], sizes["scale_factor_temporal"]
+        grid = (data.crop_frames - 1) // frames + 1, data.height // pixels, data.width // pixels
+        return clips, sizes["z_dim"], *grid
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.vae.precision == "bf16")
+
+
+def train_vae(config: VaeTrainConfig) -> bool:
+    """Train to the end of the run; then its folder `trained` has the VAE. Returns False if it was stopped before."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise invalid("WORLD_SIZE", "1 for a VAE", os.environ["WORLD_SIZE"], "start it without torchrun")
+    with ExitStack() as held:
+        hold(config.run.out, held)
+        return _train(config)
+
+
+def _train(config: VaeTrainConfig) -> bool:
+    began_s, out, data = time.perf_counter(), config.run.out, config.data
+    run = VaeRun.of(config)
+    begun, before_s = resume(run)
+    (out / "config.json").write_text(json.dumps(asdict(config), default=str, indent=1))
+    log = TrainingLog(out, config.run.steps, begun, config.run.batch_size, enabled=True)
+    count = sum(parameter.numel() for parameter in run.vae.parameters())
+    log.say(f"{count:,} parameters; {begun} steps are done in {before_s / 60:.1f} minutes")
+    run.unseen.fill(data.held_out_worlds)
+    done = begun
+
+    def elapsed_s() -> float:
+        return before_s + time.perf_counter() - began_s
+
+    share, last = config.share_done(done, elapsed_s()), False
+    with stop_requests() as stop_wanted:
+        while share < 1.0 and not last:
+            rate = config.learning_rate(done, share)
+            terms, norm = train_step(run, done, rate)
+            done += 1
+            share = config.share_done(done, elapsed_s())
+            last = share >= 1.0 or stop_wanted()
+            saving = due(done, config.run.checkpoint_every) or last
+            validating = due(done, config.run.validate_every) or last
+            if not (saving or validating or due(done, config.run.log_every)):
+                continue
+            numbers = {name: float(value) for name, value in (terms | {"gradient_norm": norm}).items()}
+            if bad := [name for name, value in numbers.items() if not abs(value) < float("inf")]:
+                raise non_finite(config, done - 1, ", ".join(bad))
+            numbers |= {"learning_rate": rate, "minutes": elapsed_s() / 60}
+            if validating:
+                numbers["psnr_db"] = validate(run)
+            log.steps = max(done, round(done / share))  # as many as the minutes allow
+            log.step(done, numbers, show=True)
+            if saving:
+                progress = checkpoint.Progress(done, {"elapsed_s": elapsed_s()}, config.learnt())
+                keep = config.run.keep_checkpoints
+                checkpoint.save(out / "checkpoints", progress, run.vae, run.optimiser, run.average, keep)
+    log.close()
+    if share < 1.0:
+        log.say(f"stopped after step {done}; the same command goes on from there")
+        return False
+    log.say(_exported(run, done, elapsed_s(), out / "trained"))
+    return True
+
+
+def train_step(run: VaeRun, step: int, rate: float) -> tuple[dict[str, Tensor], Tensor]:
+    """One step of the optimiser: the loss and its terms, and the gradient's norm before clipping. Waits for nothing."""
+    config, data, size = run.config, run.config.data, run.config.run.batch_size
+    clips = data.clips_at(step)
+    run.pool.fill(clips)
+    seed = int(np.random.SeedSequence((config.run.seed, step)).generate_state(1, np.uint64)[0] >> 1)
+    video = run.pool.crops(clips, size, data.crop_frames, torch.Generator().manual_seed(seed))
+    dice = torch.Generator(run.device).manual_seed(seed)
+    noise = torch.randn(run.latent_shape(size), device=run.device, generator=dice)
+    for group in run.optimiser.param_groups:
+        group["lr"] = rate
+    run.optimiser.zero_grad(set_to_none=True)
+    with run.autocast():
+        terms = run.terms(run.vae, video, noise)
+    loss = torch.stack([weight * terms[name] for name, weight in vars(config.objective).items()]).sum()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(run.vae.parameters(), config.optimiser.clip_norm)
+    run.optimiser.step()
+    decay = config.optimiser.ema_decay
+    if decay is not None:  # young averages forget faster: they begin with random weights
+        update_average(run.average, run.vae, min(decay, (1 + step) / (10 + step)))
+    return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}, norm
+
+
+@torch.no_grad()
+def validate(run: VaeRun) -> float:
+    """Mean PSNR in dB of clips of unseen worlds, by the averaged weights."""
+    with run.autocast():
+        values = psnr_db(run.averaged_vae(), run.unseen.videos(AT_ONCE))
+    return sum(values) / len(values)
+
+
+def resume(run: VaeRun) -> tuple[int, float]:  # steps that are done, seconds that they took
+    """Go on from the newest checkpoint of the folder, refused when that run learnt something else."""
+    places = checkpoint.complete(run.config.run.out / "checkpoints")
+    if not places:
+        return 0, 0.0
+    check_same_run(checkpoint.read_progress(places[-1]).learnt, run.config)
+    progress = checkpoint.load(places[-1], run.vae, run.optimiser, run.average)
+    return progress.step, float(progress.data["elapsed_s"])
+
+
+def export_vae_checkpoint(config: VaeTrainConfig, place: Path) -> Path:
+    """Write the VAE of a checkpoint of a run that has not ended."""
+    progress = checkpoint.read_progress(place)
+    check_same_run(progress.learnt, config)
+    run = VaeRun.of(config)
+    checkpoint.load(place, run.vae, run.optimiser, run.average)
+    run.unseen.fill(config.data.held_out_worlds)
+    folder = config.run.out / f"trained-{progress.step:08d}"
+    print(_exported(run, progress.step, float(progress.data["elapsed_s"]), folder))
+    return folder
+
+
+def _exported(run: VaeRun, step: int, elapsed_s: float, folder: Path) -> str:
+    run.pool.fill(run.config.data.first_clips)
+    about = {"steps": step, "minutes": elapsed_s / 60, "unseen_worlds": len(run.unseen.frames)}
+    mean = export_vae(run.averaged_vae(), run.pool, run.unseen, about, folder)
+    return f"{mean:.2f} dB on {len(run.unseen.frames)} unseen worlds"

@@ -1,0 +1,139 @@
+"""The VAE in training: how it is built, what it learns from a clip, and what it is worth."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.formats.video import as_bytes, write_image
+from merope.generate.whole_clips import decode_whole, encode_whole
+from merope.train.clip_pool import ClipPool
+from merope.train.vae_config import VaeTrainConfig
+
+AT_ONCE = 4
+"""Whole clips that are encoded or decoded together where no gradients are wanted."""
+
+CLIPS_FOR_STATISTICS = 256
+SHARD = "14MB"
+"""Of the files that are written: many hosts take no large ones."""
+
+SHOWN_WORLDS, SHOWN_FRAMES = 3, 4
+LOG_VARIANCE = (-30.0, 20.0)
+"""Within which diffusers keeps it."""
+
+
+def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # AutoencoderKLWan in fp32
+    """The VAE of a config with fresh or saved weights."""
+    torch.manual_seed(config.run.seed)
+    sizes, folder = config.vae.architecture, config.vae.pretrained
+    channels = sizes.get("z_dim", 16)
+    neutral = {"latents_mean": [0.0] * channels, "latents_std": [1.0] * channels}
+    try:
+        vae: Any = AutoencoderKLWan(**neutral | sizes)
+    except (TypeError, ValueError) as error:
+        fix = "use the argument names of diffusers' AutoencoderKLWan"
+        raise invalid("vae.architecture", "sizes of an AutoencoderKLWan", str(error), fix) from None
+    _check_strides(vae.config, config)
+    if folder is not None:
+        try:
+            vae = AutoencoderKLWan.from_pretrained(folder, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            fix = "name the folder `trained/vae` of a run"
+            got = f"{folder} ({str(error).splitlines()[0]})"
+            raise invalid("vae.pretrained", "a saved AutoencoderKLWan", got, fix) from None
+        for key, size in sizes.items():
+            if json.dumps(vae.config[key]) != json.dumps(size):
+                fix = "make vae.architecture the same"
+                raise invalid("vae.pretrained", f"a VAE with {key} = {size}", vae.config[key], fix)
+    for parameter in vae.parameters():
+        if device.type == "cuda" and parameter.ndim > 3:  # the order in which tensor cores want channels
+            order = torch.channels_last_3d if parameter.ndim == 5 else torch.channels_last
+            parameter.data = parameter.data.contiguous(memory_format=order)
+    return vae.train().to(device)
+
+
+def _check_strides(sizes: Any, config: VaeTrainConfig) -> None:
+    """diffusers believes what it is told about strides; the layers decide."""
+    halvings = len(sizes["dim_mult"]) - 1
+    pixels, frames = (sizes["patch_size"] or 1) * 2**halvings, 2 ** sum(sizes["temperal_downsample"][:halvings])
+    for name, stride in (("scale_factor_spatial", pixels), ("scale_factor_temporal", frames)):
+        if sizes[name] != stride:
+            fix = "its layers halve so often"
+            raise invalid(f"vae.architecture.{name}", f"{stride}", sizes[name], fix)
+    for name in ("height", "width"):
+        if getattr(config.data, name) % pixels:
+            raise invalid(f"data.{name}", f"a multiple of {pixels}", getattr(config.data, name), "change it")
+
+
+def loss_terms(vae: Any, video: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    """The terms of the loss by their names in [objective]. Colours of `video` [B, 3, T, H, W] are in [−1, 1]."""
+    mean, log_variance = encode_whole(vae, video).float().chunk(2, dim=1)
+    log_variance = log_variance.clamp(*LOG_VARIANCE)
+    error = decode_whole(vae, mean + (0.5 * log_variance).exp() * noise, clamp=False).float() - video
+    return {
+        "absolute": error.abs().mean(),
+        "squared": error.square().mean(),
+        "edges": error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean(),
+        "kl": 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean(),
+    }
+
+
+def latents_of(vae: Any, video: Tensor) -> Tensor:  # [B, 3, T, H, W] -> [B, C, T', H', W']
+    """The most likely latents."""
+    return encode_whole(vae, video).chunk(2, dim=1)[0]
+
+
+@torch.no_grad()
+def psnr_db(vae: Any, videos: Iterable[Tensor]) -> list[float]:
+    """Of every clip, reconstructed from its most likely latents. Colours are in [−1, 1]."""
+    values: list[float] = []
+    for video in videos:
+        error = decode_whole(vae, latents_of(vae, video)).float() - video
+        values += (10.0 * (4.0 / error.square().mean(dim=(1, 2, 3, 4))).log10()).tolist()
+    return values
+
+
+@torch.no_grad()
+def write_statistics(vae: Any, pool: ClipPool) -> None:
+    """Put mean and standard deviation of every latent channel into the VAE's config: pipelines normalise with them."""
+    count, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for video in pool.videos(AT_ONCE, CLIPS_FOR_STATISTICS):
+        latents = latents_of(vae, video).double().transpose(0, 1).flatten(1).cpu()
+        count, total, squares = count + latents.shape[1], total + latents.sum(1), squares + latents.square().sum(1)
+    mean = total / count
+    std = (squares / count - mean.square()).sqrt()
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+
+
+@torch.no_grad()
+def write_sheet(vae: Any, pool: ClipPool, file: Path) -> None:
+    """Frames of the first clips, below each row what the VAE makes of it."""
+    rows = []
+    for video in pool.videos(1, SHOWN_WORLDS):
+        frames = torch.linspace(0, video.shape[2] - 1, SHOWN_FRAMES).long().tolist()
+        for shown in (video, decode_whole(vae, latents_of(vae, video))):
+            picture = torch.cat([shown[0, :, frame] for frame in frames], dim=-1)  # [3, H, frames · W]
+            rows.append(as_bytes(picture.permute(1, 2, 0).float() / 2.0 + 0.5))
+    write_image(torch.cat(rows), file)
+
+
+def export_vae(vae: Any, pool: ClipPool, unseen: ClipPool, about: dict[str, Any], folder: Path) -> float:
+    """Write the VAE in bf16, what it is worth, and a sheet of pictures. Returns its mean PSNR in dB.
+
+    All is measured on what was written, in fp32 as pipelines run it.
+    """
+    vae.bfloat16().float()
+    write_statistics(vae, pool)
+    vae.bfloat16().save_pretrained(folder / "vae", max_shard_size=SHARD)
+    vae.float()
+    values = psnr_db(vae, unseen.videos(AT_ONCE))
+    mean = sum(values) / len(values)
+    report = {"psnr_db": mean, "psnr_db_of_worlds": values, **about}
+    (folder / "vae-report.json").write_text(json.dumps(report, indent=1))
+    write_sheet(vae, unseen, folder / "vae-sheet.png")
+    return mean
