@@ -39,12 +39,13 @@ class ClipPool:
         dice: torch.Generator,  # on the CPU
     ) -> Tensor:  # [count, 3, frames, H, W] in [−1, 1]
         """Consecutive frames of random clips, half of them mirrored left to right."""
-        clip = torch.randint(among, (count,), generator=dice)
-        first = torch.randint(self.clips.frames - frames + 1, (count,), generator=dice)
-        mirrored = (torch.rand(count, generator=dice) < 0.5).to(self.device)
-        when = first[:, None] + torch.arange(frames)
-        video = as_video(self.frames[clip[:, None].to(self.device), when.to(self.device)])
-        return torch.where(mirrored[:, None, None, None, None], video.flip(-1), video)
+        clip = torch.randint(among, (count, 1), generator=dice)
+        first = torch.randint(self.clips.frames - frames + 1, (count, 1), generator=dice)
+        mirrored = torch.rand(count, 1, 1, 1, 1, generator=dice) < 0.5
+        drawn = (clip, first + torch.arange(frames), mirrored)
+        clip, when, mirrored = (each.to(self.device, non_blocking=True) for each in drawn)  # a GPU is not waited for
+        video = as_video(self.frames[clip, when])
+        return torch.where(mirrored, video.flip(-1), video)
 
     def videos(self, at_once: int, most: int | None = None) -> Iterator[Tensor]:  # [b, 3, T, H, W] in [−1, 1]
         """All clips that are rendered, or the first `most`, whole."""

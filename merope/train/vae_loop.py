@@ -5,13 +5,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -63,9 +63,9 @@ class VaeRun:
 
     def averaged_vae(self) -> Any:
         """A copy with the averaged weights."""
-        copy = AutoencoderKLWan.from_config(self.vae.config)
-        copy.load_state_dict(self.average or self.vae.state_dict())
-        return copy.eval().to(self.device)
+        copy = deepcopy(self.vae).eval()
+        copy.load_state_dict(self.average, strict=False)  # empty where no average is wanted
+        return copy
 
     def latent_shape(self, clips: int) -> tuple[int, ...]:  # [B, C, T', H', W']
         """Of the latents of a step."""

@@ -40,18 +40,15 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
         raise invalid("vae.architecture", "sizes of an AutoencoderKLWan", str(error), fix) from None
     _check_strides(vae.config, config)
     if folder is not None:
-        try:
-            vae = AutoencoderKLWan.from_pretrained(folder, dtype=torch.float32)
-        except (OSError, ValueError) as error:
-            fix = "name the folder `trained/vae` of a run"
-            got = f"{folder} ({str(error).splitlines()[0]})"
-            raise invalid("vae.pretrained", "a saved AutoencoderKLWan", got, fix) from None
+        if not (folder / "config.json").is_file():
+            raise invalid("vae.pretrained", "the folder of a saved VAE", folder, "name `trained/vae` of a run")
+        vae = AutoencoderKLWan.from_pretrained(folder, dtype=torch.float32)
         for key, size in sizes.items():
             if json.dumps(vae.config[key]) != json.dumps(size):
                 fix = "make vae.architecture the same"
                 raise invalid("vae.pretrained", f"a VAE with {key} = {size}", vae.config[key], fix)
     for parameter in vae.parameters():
-        if device.type == "cuda" and parameter.ndim > 3:  # the order in which tensor cores want channels
+        if parameter.ndim > 3:  # tensor cores want a pixel's channels side by side
             order = torch.channels_last_3d if parameter.ndim == 5 else torch.channels_last
             parameter.data = parameter.data.contiguous(memory_format=order)
     return vae.train().to(device)
