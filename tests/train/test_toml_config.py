@@ -15,6 +15,8 @@ from merope.train.config import CachedData, ModelSection, TrainConfig
 from merope.train.toml_config import build, merged, read_config, read_table
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+OF_VAES = ("miniature-vae.toml", "tiny-vae.toml")
+OF_TRANSFORMERS = sorted(file for file in CONFIGS.rglob("*.toml") if file.name not in OF_VAES)
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,13 @@ def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
             read_config(TrainConfig, tmp_path / name)
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.toml")), ids=lambda file: str(file.relative_to(CONFIGS)))
+@pytest.mark.parametrize("file", OF_TRANSFORMERS, ids=lambda file: str(file.relative_to(CONFIGS)))
 def test_every_shipped_config_is_valid(file: Path) -> None:
     config = read_config(TrainConfig, file)
     assert config.run.steps > 0
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.toml")), ids=lambda file: str(file.relative_to(CONFIGS)))
+@pytest.mark.parametrize("file", OF_TRANSFORMERS, ids=lambda file: str(file.relative_to(CONFIGS)))
 def test_every_shipped_config_takes_the_lenses_of_its_data(file: Path) -> None:
     config = read_config(TrainConfig, file)
     branch = config.branch

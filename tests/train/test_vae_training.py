@@ -1,6 +1,10 @@
 """Training of a VAE: it learns, goes on exactly, ends in time, and what it writes is an AutoencoderKLWan."""
 
 import json
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +95,25 @@ def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value, rtol=0.0, atol=0.0)
     assert [row["step"] for row in logged(tmp_path / "parts")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_stopped_run_says_so_and_goes_on(tmp_path: Path) -> None:
+    def stop_after_the_first_logged_step() -> None:
+        while not (tmp_path / "log.jsonl").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    command = ["train", str(CONFIGS / "tiny-vae.toml"), "--set", f"run.out={tmp_path}", "--set", "run.log_every=1"]
+    stopper = threading.Thread(target=stop_after_the_first_logged_step)
+    stopper.start()
+    assert main([*command, "--set", "run.steps=1000000"]) == 130
+    stopper.join()
+    assert not (tmp_path / "trained").exists()
+    (place,) = (tmp_path / "checkpoints").iterdir()
+    done = json.loads((place / "progress.json").read_text())["step"]
+    assert main([*command, "--set", f"run.steps={done + 1}"]) == 0
+    assert [row["step"] for row in logged(tmp_path)] == list(range(1, done + 2))
+    assert (tmp_path / "trained" / "vae").is_dir()
 
 
 def test_minutes_end_a_run_with_everything_written(tmp_path: Path) -> None:
