@@ -87,7 +87,9 @@ FOREIGN: dict[str, Callable[[], AttentionPlan]] = {
     "translation with split halves": lambda: changed(
         "translation", None, operator("phasor", 12, KEYS, cameras=KEY_CAMERAS, split_halves=True)
     ),
-    "translation of shortened phasors": lambda: changed("translation", None, _longer(like_ours()["translation"].key, 0.5)),
+    "translation of shortened phasors": lambda: changed(
+        "translation", None, _longer(like_ours()["translation"].key, 0.5)
+    ),
     "translation by head": lambda: changed(
         "translation", None, operator("phasor", 12, KEYS, heads=3, groups=QUERY_CAMERAS, cameras=KEY_CAMERAS)
     ),

@@ -166,7 +166,7 @@ class AttentionPlan:
         )
 
     def for_heads(self, heads: int, chosen: slice = slice(None)) -> Self:
-        """The plan of the chosen of `heads` heads, its tables laid out for them where an encoding treats heads apart."""
+        """The plan of the chosen of `heads` heads, with tables for each of them where an encoding tells heads apart."""
         every = chosen == slice(None)
         if every and all(o.table.shape[1] in (1, heads) for block in self.blocks for o in block.operators):
             return self

@@ -84,8 +84,10 @@ def _why_not_side(operator: Operator, side: Side | None) -> str | None:
     if side is None:
         return "they turn keys alone"
     entries = tuple(operator.table.shape[4:])
-    if operator.form != side.form or entries != side.entries or operator.split_halves:
-        return f"they read {side.form} tables {list(side.entries)} of neighbouring channels, not {list(entries)}"
+    if operator.form != side.form or entries != side.entries:
+        return f"they read a {side.form} table of {list(side.entries)} per row, not a {operator.form} {list(entries)}"
+    if operator.split_halves:
+        return "they turn neighbouring channels together, not those of two halves"
     if operator.table.shape[1] > 1:
         return "they share tables between heads"
     if operator.groups > 1 and not side.grouped:
