@@ -57,7 +57,7 @@ def _attend_part(
 
     Tables are laid out for these heads alone: those of all heads may not fit.
     """
-    held, per_group, _ = _bytes_needed(q, k, v, plan, *q.shape[:2], all_heads)
+    held, per_group, _ = _bytes_needed(q, k, v, plan, q.shape[0], q.shape[1], all_heads)
     plan = plan.for_heads(all_heads, chosen)
     chunk = min(plan.groups, (memory_budget - held) // per_group)
     out = _attend_cameras(q, k, v, plan, chunk)
