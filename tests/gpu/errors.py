@@ -14,6 +14,8 @@ from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+"""What models run in. Triton's interpreter cuts bits off where it should round to bfloat16, so on the CPU float16."""
 LENS = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)
 PARTS = ("out", "dq", "dk", "dv")
 GEOMETRIC = [name for name, kind in ENCODINGS.items() if kind.content_channels == 0]

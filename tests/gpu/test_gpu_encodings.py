@@ -6,7 +6,7 @@ import torch
 import merope
 from merope.attention import fused
 from merope.encodings.merope import MeRoPE
-from tests.gpu.errors import DEVICE, GEOMETRIC, assert_accurate, cases, driving_cameras, errors_of
+from tests.gpu.errors import DEVICE, GEOMETRIC, HALF, assert_accurate, cases, driving_cameras, errors_of
 from tests.scenes import mixed_cameras
 
 pytestmark = pytest.mark.usefixtures("_poisoned")
@@ -14,9 +14,9 @@ HALF_CASES = ("curved", "cross", "peaked")
 
 
 @pytest.mark.parametrize("name", GEOMETRIC)
-def test_errors_in_bfloat16(name: str) -> None:
+def test_errors_in_half_precision(name: str) -> None:
     for plan, factor in cases(name).values():
-        assert_accurate(errors_of(plan, torch.bfloat16, factor))
+        assert_accurate(errors_of(plan, HALF, factor))
 
 
 @pytest.mark.parametrize("name", GEOMETRIC)
@@ -39,7 +39,7 @@ def test_tokens_without_a_camera(name: str, extra_tokens: int) -> None:
     plan = encoding.plan(mixed_cameras(batch=True).to(DEVICE), (3, 4), extra_tokens=extra_tokens)
     assert plan.cameraless_queries.numel() > 0
     assert plan.has_cameraless_keys
-    assert_accurate(errors_of(plan, torch.bfloat16))
+    assert_accurate(errors_of(plan, HALF))
 
 
 GENERAL = {
@@ -54,7 +54,7 @@ GENERAL = {
 @pytest.mark.parametrize("name", GENERAL)
 def test_forms_of_merope_that_are_expanded(name: str) -> None:
     plan = GENERAL[name].plan(driving_cameras(2, 4), (5, 7))
-    assert_accurate(errors_of(plan, torch.bfloat16))
+    assert_accurate(errors_of(plan, HALF))
 
 
 @pytest.mark.parametrize("cameras_at_once", [1, 2, 5])
@@ -62,5 +62,5 @@ def test_query_cameras_in_chunks(monkeypatch: pytest.MonkeyPatch, cameras_at_onc
     monkeypatch.setattr(fused, "hopper_for", lambda q, plan: None)
     plan = MeRoPE().plan(driving_cameras(2, 5), (5, 7))
     per_camera = 4 * (2 * plan.key_tokens * 128 * 2)  # keys, values and gradients of two heads in two bytes
-    errors = errors_of(plan, torch.bfloat16, memory_budget=cameras_at_once * per_camera)
-    assert_accurate(errors, against_plain=True)
+    errors = errors_of(plan, HALF, memory_budget=cameras_at_once * per_camera)
+    assert_accurate(errors)

@@ -6,7 +6,7 @@ import torch
 from merope.attention.kernels.hopper_tables import why_not_plan
 from merope.attention.plan import AttentionPlan
 from tests.foreign_plans import ACCEPTED, FOREIGN, random_plan
-from tests.gpu.errors import DEVICE, assert_accurate, errors_of, random_inputs, relative_errors, results, under
+from tests.gpu.errors import DEVICE, HALF, assert_accurate, errors_of, random_inputs, relative_errors, results, under
 
 pytestmark = pytest.mark.usefixtures("_poisoned")
 
@@ -20,7 +20,7 @@ def assert_right(plan: AttentionPlan, heads: int = 3) -> None:
     ours = relative_errors(results(under(plan, "fused"), single, gradient), dense)
     theirs = relative_errors(results(under(plan, "sdpa"), single, gradient), dense)
     assert all(a <= max(2 * b, 3e-6) for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
-    assert_accurate(errors_of(plan, torch.bfloat16, heads=heads))
+    assert_accurate(errors_of(plan, HALF, heads=heads))
 
 
 @pytest.mark.parametrize("name", FOREIGN)

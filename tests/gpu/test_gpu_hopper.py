@@ -57,7 +57,9 @@ def takes_the_kernel(plan: AttentionPlan, dtype: torch.dtype) -> bool:
 @pytest.mark.parametrize("rig", RIGS)
 def test_rigs(rig: str, cross: bool) -> None:
     cameras = RIGS[rig]().to(DEVICE)
-    other = {"key": Cameras(cameras.world_from_camera[..., 1:4, :, :], LENS), "key_grid": (4, 9)} if cross else {}
+    other = (
+        {"key": Cameras(cameras.world_from_camera[..., 1:4, :, :], cameras.lens), "key_grid": (4, 9)} if cross else {}
+    )
     plan = MeRoPE().plan(cameras, (5, 7), **other)  # type: ignore[arg-type]
     assert takes_the_kernel(plan, torch.bfloat16)
     assert_accurate(errors_of(plan, torch.bfloat16, heads=3), against_plain=True)
@@ -75,8 +77,9 @@ def test_odd_lengths(cameras: int, grid: tuple[int, int], keys: int, key_grid: t
         *inputs, gradient = random_inputs(plan, torch.bfloat16)
         got = results(under(plan, "fused"), inputs, gradient)
         right = results(under(plan, "sdpa"), [x.double() for x in inputs], gradient)
-        assert relative_errors(got[::3], right[::3])[0] < 0.01
-        assert max(float(x.abs().max()) for x in got[1:3]) < 1e-2
+        assert max(relative_errors(got[::3], right[::3])) < 0.01
+        assert float(got[1].abs().max()) < 0.05
+        assert float(got[2].abs().max()) < 0.05 * math.sqrt(plan.query_tokens)  # sums over the queries
 
 
 @pytest.mark.parametrize(("clips", "heads"), [(1, 1), (3, 5), (8, 12)])
@@ -113,17 +116,17 @@ def test_peaked_attention() -> None:
         assert_accurate(errors_of(plan, dtype, factor=30.0))
 
 
-@pytest.mark.parametrize("decade", [-30, -20, -8, 0, 8, 20, 30])
-def test_output_gradients_of_any_magnitude(decade: int) -> None:
+@pytest.mark.parametrize("exponent", [-66, -27, 0, 27, 66, 100])
+def test_output_gradients_of_any_magnitude(exponent: int) -> None:
     """Gradients are linear in the output's: each head is scaled into half precision's range and back."""
     plan = MeRoPE().plan(driving_cameras(1, 3), (5, 9))
     *inputs, gradient = random_inputs(plan, torch.bfloat16)
     gradient[:, 1] *= 1e-3  # heads of different magnitudes
-    got = results(under(plan, "fused"), inputs, gradient * 10.0**decade)
+    got = results(under(plan, "fused"), inputs, gradient * 2.0**exponent)
     right = results(under(plan, "sdpa"), [x.double() for x in inputs], gradient.double())
     for part, a, b in zip(PARTS[1:], got[1:], right[1:], strict=True):
         for head in range(2):
-            error = (a[:, head].double() / 10.0**decade - b[:, head]).norm() / b[:, head].norm()
+            error = (a[:, head].double() / 2.0**exponent - b[:, head]).norm() / b[:, head].norm()
             assert error < 0.02, f"{part} of head {head}"
 
 

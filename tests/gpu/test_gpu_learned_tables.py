@@ -16,10 +16,12 @@ from merope.encodings.protocol import Encoding
 from merope.encodings.rayrope import RayRoPE
 from merope.encodings.urope import URoPE
 from merope.geometry.cameras import Cameras
-from tests.gpu.errors import DEVICE, driving_cameras, random_inputs, relative_errors
+from tests.gpu.errors import DEVICE, HALF, driving_cameras, random_inputs, relative_errors
 from tests.scenes import PINHOLE, ZOOM, mixed_cameras, random_content, random_poses, straight_drive
 
 pytestmark = pytest.mark.usefixtures("_poisoned")
+Making = Callable[[], tuple[AttentionPlan, list[Tensor]]]
+"""Makes a plan, and names what is to get gradients through its tables."""
 LEARNING: dict[str, Encoding] = {"rayrope": RayRoPE(), "crepe": CRePE()}
 SCENES: dict[str, Callable[[], Cameras]] = {
     "two clips": lambda: Cameras(random_poses(2, 3), PINHOLE),
@@ -55,31 +57,23 @@ def test_tables_made_by_kernels(monkeypatch: pytest.MonkeyPatch, name: str, scen
         assert (got - right).abs().max() <= (2e-6 if dtype == torch.float32 else 1e-9) * largest
 
 
-def learned_results(make: Callable[[], tuple[AttentionPlan, list[Tensor]]], backend: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+def learned_results(make: Making, backend: str, rounded: torch.dtype, dtype: torch.dtype) -> list[Tensor]:
+    """Output and gradients of inputs that the first dtype holds, computed in the second."""
     plan, learned = make()
-    *inputs, gradient = random_inputs(plan, dtype, heads=3)
+    *inputs, gradient = (x.to(dtype) for x in random_inputs(plan, rounded, heads=3))
     leaves = [x.requires_grad_() for x in inputs]
     out = merope.attend(*leaves, plan, backend)  # type: ignore[arg-type]
     return [out.detach(), *torch.autograd.grad(out, [*leaves, *learned], gradient)]
 
 
-def assert_learns(make: Callable[[], tuple[AttentionPlan, list[Tensor]]]) -> None:
+def assert_learns(make: Making) -> None:
     """Output and gradients of q, k, v and of what learns, beside those of PyTorch's operations in the same dtype."""
-    for dtype in (torch.float32, torch.bfloat16):
-        exact = learned_results(make, "sdpa", torch.float64)
-        if dtype == torch.bfloat16:  # the inputs are rounded, and rounding is no error of a backend
-            exact = _of_rounded(make, dtype)
-        ours = relative_errors(learned_results(make, "fused", dtype), exact)
-        theirs = relative_errors(learned_results(make, "sdpa", dtype), exact)
+    for dtype in (torch.float32, HALF):
+        exact = learned_results(make, "sdpa", dtype, torch.float64)
+        ours, theirs = (
+            relative_errors(learned_results(make, backend, dtype, dtype), exact) for backend in ("fused", "sdpa")
+        )
         assert all(a <= max(2 * b, 3e-6) for a, b in zip(ours, theirs, strict=True)), (dtype, ours, theirs)
-
-
-def _of_rounded(make: Callable[[], tuple[AttentionPlan, list[Tensor]]], dtype: torch.dtype) -> list[Tensor]:
-    plan, learned = make()
-    *inputs, gradient = (x.double() for x in random_inputs(plan, dtype, heads=3))
-    leaves = [x.requires_grad_() for x in inputs]
-    out = merope.attend(*leaves, plan, "sdpa")
-    return [out.detach(), *torch.autograd.grad(out, [*leaves, *learned], gradient)]
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -108,7 +102,7 @@ def test_gradients_of_tables_of_every_kind(name: str) -> None:
         poses = random_poses(2, 3).to(DEVICE)
         shift_m = torch.zeros(2, 3, 3, dtype=torch.float64, device=DEVICE, requires_grad=True)
         moved = torch.cat((poses[..., :3, :3], (poses[..., :3, 3] + shift_m)[..., None]), dim=-1)
-        cameras = Cameras(torch.cat((moved, poses[..., 3:, :]), dim=-2), PINHOLE)
+        cameras = Cameras(torch.cat((moved, poses[..., 3:, :]), dim=-2), PINHOLE).to(DEVICE)
         return TABLES[name].plan(cameras, (2, 4)), [shift_m]
 
     assert_learns(make)
