@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-gpu lint clean
 
 demo: $(STAMP)
 	$(BIN)/merope demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# On a machine with a CUDA GPU; PYTEST="python3 -m pytest" takes another interpreter. Needs torch, Triton and pytest only.
+PYTEST ?= $(BIN)/python -m pytest
+test-gpu:
+	$(PYTEST) tests/gpu -rs --confcutdir=tests/gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -29,7 +29,6 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 import merope
 from merope import AttentionPlan, Cameras, Pinhole
 from merope.attention import fused
-from merope.attention.block import attention_block, project_qkv
 from merope.attention.dispatch import Backend
 
 CHANNELS = 3072
@@ -91,13 +90,18 @@ def chosen(backend: str) -> Iterator[Backend]:
 
 
 def block(x: Tensor, weights: Weights, plan: AttentionPlan | None, backend: str, budget: int) -> Tensor:
-    """The block that is timed; without a plan, plain attention on the same views."""
-    if plan is not None:
-        w = weights
+    """The block that is timed; without a plan, plain attention on the same views.
+
+    q, k and v are views [B, H, N, d] of one product, and the fused backend reads them where they lie.
+    """
+    qkv = linear(x, weights.qkv, weights.qkv_bias).unflatten(-1, (3, HEADS, HEAD_DIM))
+    q, k, v = torch.unbind(qkv.permute(2, 0, 3, 1, 4))
+    del qkv
+    if plan is None:
+        out = scaled_dot_product_attention(q, k, v)
+    else:
         with chosen(backend) as name:
-            return attention_block(x, w.qkv, w.qkv_bias, w.out, w.out_bias, plan, name, budget)
-    q, k, v = project_qkv(x, weights.qkv, weights.qkv_bias, HEAD_DIM)
-    out = scaled_dot_product_attention(q, k, v)
+            out = merope.attend(q, k, v, plan, name, budget)
     del q, k, v
     return linear(out.transpose(1, 2).flatten(2), weights.out, weights.out_bias)
 

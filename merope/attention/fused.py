@@ -76,7 +76,7 @@ def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
     """Tables for the kernel that turns keys inside the attention loop, where the GPU and the plan allow it."""
     if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != 90 or learns_tables(plan):
         return None
-    return kept(plan, "_hopper", lambda: make_tables(plan) if why_not_plan(plan) is None and _can_build() else None)
+    return kept(plan, "hopper", lambda: make_tables(plan) if why_not_plan(plan) is None and _can_build() else None)
 
 
 @cache

@@ -37,10 +37,14 @@ class Operator:
         return self.table.shape[2]
 
     @property
+    def size(self) -> int:
+        """Rows (and columns) of one matrix, s."""
+        return {"quaternion": 3, "phasor": 2}.get(self.form, self.table.shape[-1])
+
+    @property
     def matrix_numbers(self) -> int:
         """Numbers in one token's matrices, L·s²."""
-        size = {"quaternion": 3, "phasor": 2}.get(self.form, self.table.shape[-1])
-        return self.table.shape[4] * size**2
+        return self.table.shape[4] * self.size**2
 
     def matrices(self, dtype: torch.dtype | None = None) -> Tensor:  # [B, H, G, N, L, s, s]
         """The small matrices of every token."""
@@ -84,13 +88,16 @@ class Operator:
                 table = table[(slice(None),) * dim + (keep,)]
         return replace(self, table=table)
 
-    def for_heads(self, heads: int) -> Self:
-        """The operator of `heads` heads: a table of A head groups serves head h with group h·A // heads."""
+    def for_heads(self, heads: int, chosen: slice = slice(None)) -> Self:
+        """The operator of the chosen of `heads` heads: a table of A head groups serves head h with group h·A // heads.
+
+        Tables are copied where the chosen heads take numbers of several groups, and some group serves several heads.
+        """
         groups = self.table.shape[1]
-        if groups in (1, heads):
-            return self
-        chosen = torch.arange(heads, device=self.table.device) * groups // heads
-        return replace(self, table=self.table.index_select(1, chosen))
+        serving = [head * groups // heads for head in range(heads)[chosen]]
+        if groups in (1, heads) or len(set(serving)) == 1:
+            return self.at(slice(None), slice(serving[0], serving[-1] + 1), slice(None))
+        return replace(self, table=self.table.index_select(1, torch.tensor(serving, device=self.table.device)))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same operator elsewhere or in another precision."""

@@ -5,7 +5,7 @@ depend on the query's camera g(a) (its group). A plan is built once per clip and
 steps and all guidance passes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
@@ -61,11 +61,13 @@ class AttentionPlan:
     transform_values: bool = True  # False: U acts on the logits only
     cameraless_queries: Tensor = field(init=False)  # int64 [M], those without a camera in at least one sample
     has_cameraless_keys: bool = field(init=False)
+    kept: dict[str, object] = field(init=False, default_factory=dict, repr=False)  # what kernels made of the tables
 
     def __post_init__(self) -> None:
         stops = [0, *(block.stop for block in self.blocks)]
         assert all(block.start >= stop for block, stop in zip(self.blocks, stops, strict=False)), "blocks out of order"
         assert all(block.camera or block.key.groups == 1 for block in self.blocks), "only camera blocks may be grouped"
+        _check_blocks(self)
         # Decided once, here: reading them off a GPU in every layer would stall it.
         # Without a camera block, tokens without a camera are like all others.
         lonely = ~self.query_has_camera if self.camera_blocks else torch.zeros_like(self.query_has_camera)
@@ -163,11 +165,12 @@ class AttentionPlan:
             key_has_camera=keep(self.key_has_camera),
         )
 
-    def for_heads(self, heads: int) -> Self:
-        """The plan with its tables laid out for a number of heads, where an encoding treats heads differently."""
-        if all(operator.table.shape[1] in (1, heads) for block in self.blocks for operator in block.operators):
+    def for_heads(self, heads: int, chosen: slice = slice(None)) -> Self:
+        """The plan of the chosen of `heads` heads, with tables for each of them where an encoding tells heads apart."""
+        every = chosen == slice(None)
+        if every and all(o.table.shape[1] in (1, heads) for block in self.blocks for o in block.operators):
             return self
-        return self._changed(lambda operator: operator.for_heads(heads))
+        return self._changed(lambda operator: operator.for_heads(heads, chosen))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same plan on another device, or with tables in another precision (float32 or float64)."""
@@ -179,13 +182,13 @@ class AttentionPlan:
     def _changed(self, change: Callable[[Operator], Operator], **tensors: Tensor) -> Self:
         """A copy with changed operators; what was decided at construction still holds and is not decided again.
 
-        Only fields are copied: what kernels keep on a plan was made of its old tables and lies on its old device.
-        A plan that nothing changes stays itself.
+        What kernels keep is left behind: it was made of the old tables. A plan that nothing changes stays itself.
         """
         changed = object.__new__(type(self))
         for each in fields(self):
             object.__setattr__(changed, each.name, getattr(self, each.name))
         object.__setattr__(changed, "blocks", tuple(block.map(change) for block in self.blocks))
+        object.__setattr__(changed, "kept", {})
         for name, tensor in tensors.items():
             object.__setattr__(changed, name, tensor)
         before, after = self.tensors(), changed.tensors()
@@ -212,6 +215,37 @@ class AttentionPlan:
             tables = f"query {query}, key {list(block.key.table.shape)}"
             lines.append(f"  {block.start:>4}:{block.stop:<4} {block.name:<12} {block.key.form:<10} {tables}")
         return "\n".join(lines)
+
+
+def _check_blocks(plan: AttentionPlan) -> None:
+    """Refuse operators that do not fit the plan: backends would disagree about them, or read beyond their tables."""
+    names = [block.name for block in plan.blocks]
+    if len(set(names)) < len(names):
+        raise invalid("blocks", "of different names", names, "a plan's tensors are listed by the names of its blocks")
+    if plan.blocks and plan.blocks[-1].stop > plan.head_dim:
+        fix = "make the encoding for wider heads"
+        raise invalid("blocks", f"within the {plan.head_dim} channels of a head", plan.blocks[-1].stop, fix)
+    for block in plan.blocks:
+        for side, operator in (("query", block.query), ("key", block.key)):
+            if operator is not None:
+                tokens, groups = (plan.query_tokens, 1) if side == "query" else (plan.key_tokens, plan.query_cameras)
+                for fits, expected in _fits(operator, block.stop - block.start, plan.batch, groups, tokens):
+                    if not fits:
+                        name, got = f'the {side} table of block "{block.name}"', list(operator.table.shape)
+                        raise invalid(name, expected, got, "its shape is [batch, heads, groups, rows, matrices, …]")
+
+
+def _fits(operator: Operator, width: int, batch: int, groups: int, tokens: int) -> Iterator[tuple[bool, str]]:
+    """What an operator on `width` channels must be, and whether it is."""
+    own_batch, _, own_groups, own_rows, matrices = operator.table.shape[:5]
+    rows = [own_rows] if operator.rows is None else list(operator.rows.shape)
+    channels = matrices * operator.size
+    yield own_batch in (1, batch), f"of 1 or {batch} clips"
+    yield own_groups in (1, groups), f"of 1 or {groups} query cameras" if groups > 1 else "of one group"
+    yield rows == [tokens], f"of one row for each of {tokens} tokens, or with `rows` that name one for each"
+    yield width % channels == 0, f"of matrices that fill {width} channels"
+    halves = operator.size == 2 and matrices in (1, width // 2)
+    yield halves or not operator.split_halves, f"of 1 or {width // 2} matrices of size 2, with split halves"
 
 
 def _dense(operator: Operator, unit: Tensor, batch: int, head: int, group: int) -> Tensor:  # [rows, C, C]

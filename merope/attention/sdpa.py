@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from merope.attention.operators import Operator
 from merope.attention.plan import AttentionPlan, Block
 from merope.errors import invalid
 
@@ -33,26 +34,31 @@ def attend_sdpa(
     Where one query camera of all samples and heads is too much, samples, then heads, are worked through in parts;
     putting the parts together takes the size of the output once more.
     """
-    plan = plan.for_heads(q.shape[1])
     samples, heads = _part_size(q, k, v, plan, memory_budget)
     if (samples, heads) == q.shape[:2]:
-        return _attend_part(q, k, v, plan, memory_budget)
+        return _attend_part(q, k, v, plan, heads, slice(None), memory_budget)
     # In training, what the parts keep for the backward pass would add up.
     attend: Callable[..., Tensor] = partial(_recomputed, _attend_part) if _in_training(q, k, v, plan) else _attend_part
     rows = []
     for row, some in enumerate(zip(*(x.split(samples) for x in (q, k, v)), strict=True)):
         row_plan = plan.at(slice(row * samples, (row + 1) * samples), slice(None))
         parts = [
-            attend(*part, row_plan.at(slice(None), slice(i * heads, (i + 1) * heads)), memory_budget)
+            attend(*part, row_plan, q.shape[1], slice(i * heads, (i + 1) * heads), memory_budget)
             for i, part in enumerate(zip(*(x.split(heads, dim=1) for x in some), strict=True))
         ]
         rows.append(torch.cat(parts, dim=1))
     return torch.cat(rows)
 
 
-def _attend_part(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int) -> Tensor:  # [B, H, Nq, d]
-    """Samples and heads of which at least one query camera fits the budget."""
-    held, per_group, _ = _bytes_needed(q, k, v, plan, *q.shape[:2])
+def _attend_part(
+    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, all_heads: int, chosen: slice, memory_budget: int
+) -> Tensor:  # [B, H, Nq, d]
+    """Samples, and the chosen of all heads, of which at least one query camera fits the budget.
+
+    Tables are laid out for these heads alone: those of all heads may not fit.
+    """
+    held, per_group, _ = _bytes_needed(q, k, v, plan, q.shape[0], q.shape[1], all_heads)
+    plan = plan.for_heads(all_heads, chosen)
     chunk = min(plan.groups, (memory_budget - held) // per_group)
     out = _attend_cameras(q, k, v, plan, chunk)
     if plan.cameraless_queries.numel() == 0:
@@ -185,7 +191,7 @@ def _part_size(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budg
     """Samples and heads that can be attended to at once: all, or halves of the samples, or halves of the heads."""
     samples, heads = q.shape[:2]
     while True:
-        held, per_group, ending = _bytes_needed(q, k, v, plan, samples, heads)
+        held, per_group, ending = _bytes_needed(q, k, v, plan, samples, heads, q.shape[1])
         needed = max(held + per_group, ending)
         if needed <= memory_budget:
             return samples, heads
@@ -195,7 +201,9 @@ def _part_size(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budg
         samples, heads = ((samples + 1) // 2, heads) if samples > 1 else (1, (heads + 1) // 2)
 
 
-def _bytes_needed(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, batch: int, heads: int) -> tuple[int, int, int]:
+def _bytes_needed(
+    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, batch: int, heads: int, all_heads: int
+) -> tuple[int, int, int]:
     """Upper estimates of what is held throughout, what each query camera of a chunk adds, and what the end takes."""
     queries, keys, item = q.shape[2], k.shape[2], q.element_size()
     compute = max(item, 4)
@@ -209,10 +217,19 @@ def _bytes_needed(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, batch: i
     copies = 2 * plan.has_cameraless_keys * plan.head_dim * item
     expanded = max(2 * carried + max(pieces, logits) + copies, carried + pieces + working + matrices // heads)
     training = _in_training(q, k, v, plan)
-    held = (2 + training) * batch * heads * (queries + keys) * carried
+    laid_out = sum(_laid_out_bytes(o, batch, heads, all_heads) for block in plan.blocks for o in block.operators)
+    held = (2 + training) * batch * heads * (queries + keys) * carried + laid_out
     per_group = (1 + training) * batch * heads * keys * expanded
     ending = held + batch * heads * (2 * queries * carried + max(queries, keys) * working)
     return held, per_group, ending
+
+
+def _laid_out_bytes(operator: Operator, batch: int, heads: int, all_heads: int) -> int:
+    """Bytes of the copy that `Operator.for_heads` makes of a table for some samples and heads, and of its gradient."""
+    table, groups = operator.table, operator.table.shape[1]
+    if groups in (1, all_heads) or heads == 1:
+        return 0
+    return (1 + table.requires_grad) * table[:batch, :1].nbytes * heads
 
 
 def _recomputed(attend: Callable[..., Tensor], *arguments: object) -> Tensor:

@@ -32,6 +32,7 @@ from merope.attention import fused
 from merope.attention.fused import make_ready
 from merope.attention.kernels import transforms
 from merope.attention.kernels.prepared import prepared
+from tests.foreign_plans import FOREIGN
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run through test_interpreted_kernels.py"
 assert fused.__doc__  # importing it registers the operators
@@ -66,6 +67,10 @@ PLANS: dict[str, Callable[[], AttentionPlan]] = {
     "none": lambda: two_cameras(merope.encoding("none", head_dim=20)),
     "straight drive": lambda: SMALL.plan(degenerate_cameras()["straight"], (1, 1)),
     "coincident cameras": lambda: SMALL.plan(degenerate_cameras()["coincident"], (1, 1)),
+    **{
+        f"foreign, {name}": FOREIGN[name]
+        for name in ("translation by token", "native with one phase, split halves", "matrices of five")
+    },
 }
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import merope
 from merope import GTA, Cameras, MeRoPE
+from tests.foreign_plans import ACCEPTED, FOREIGN
 
 GRID = (2, 3)
 ENCODINGS = {
@@ -65,6 +66,14 @@ def test_a_batch_is_its_clips_one_by_one(with_times: bool) -> None:
         plan = MeRoPE().plan(Cameras(poses[b], one), GRID, times=times[b] if with_times else None)
         alone = merope.attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], plan)
         assert (alone - out[b : b + 1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, *ACCEPTED])
+def test_foreign_plans(name: str) -> None:
+    plan = (FOREIGN | ACCEPTED)[name]()
+    q, k, v = random_qkv(plan.batch, 3, plan.query_tokens, plan.head_dim, plan.key_tokens)
+    exact = merope.attend(q, k, v, plan, backend="reference")
+    torch.testing.assert_close(merope.attend(q, k, v, plan, backend="sdpa"), exact, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", degenerate_cameras())

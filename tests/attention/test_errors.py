@@ -9,6 +9,9 @@ from scenes import PINHOLE, random_poses, random_qkv
 
 import merope
 from merope import Cameras, MeRoPE
+from merope.attention.operators import Operator
+from merope.attention.plan import Block
+from tests.foreign_plans import KEYS, QUERIES, operator, plan_of
 
 GRID = (2, 3)
 
@@ -44,7 +47,39 @@ def plan(**options: object) -> Callable[[], object]:
     return lambda: MeRoPE().plan(Cameras(random_poses(3), PINHOLE), **{"grid": GRID, **options})  # type: ignore[arg-type]
 
 
+def block(start: int, stop: int, query: Operator | None, key: Operator, names: tuple[str, ...] = ("own",)) -> object:
+    """A plan of such blocks, one after the other."""
+    width = stop - start
+    places = [(name, start + i * width, stop + i * width) for i, name in enumerate(names)]
+    return plan_of([Block(name, *channels, query, key, camera=True) for name, *channels in places])
+
+
 CASES = {
+    "same names": (
+        lambda: block(0, 32, None, operator("phasor", 16, KEYS), ("twice", "twice")),
+        "blocks.*different names.*twice",
+    ),
+    "beyond the head": (lambda: block(112, 144, None, operator("phasor", 16, KEYS)), "blocks.*128 channels.*144"),
+    "query by camera": (
+        lambda: block(0, 32, operator("phasor", 16, QUERIES, groups=2), operator("phasor", 16, KEYS)),
+        'query table of block "own".*one group.*\\[1, 1, 2, 6, 16, 2\\]',
+    ),
+    "groups": (lambda: block(0, 32, None, operator("phasor", 16, KEYS, groups=3)), "key table.*1 or 2 query cameras"),
+    "rows": (lambda: block(0, 32, None, operator("phasor", 16, KEYS - 1)), "key table.*one row for each of 4 tokens"),
+    "row for all": (lambda: block(0, 32, None, operator("phasor", 16, 1)), "key table.*one row for each of 4 tokens"),
+    "rows of cameras": (
+        lambda: block(0, 32, None, operator("phasor", 16, KEYS + 2, cameras=2)),
+        "key table.*one row for each of 4 tokens",
+    ),
+    "clips": (
+        lambda: block(0, 32, operator("phasor", 16, QUERIES, batch=2), operator("phasor", 16, KEYS, batch=3)),
+        "query table.*1 or 3 clips",
+    ),
+    "unfilled": (lambda: block(0, 32, None, operator("matrix", 3, KEYS, size=3)), "key table.*fill 32 channels"),
+    "halves": (
+        lambda: block(0, 32, None, operator("phasor", 8, KEYS, split_halves=True)),
+        "key table.*1 or 16 matrices of size 2",
+    ),
     "scaled rotation": (poses(times_at(1.01, slice(None), slice(3), slice(3))), "world_from_camera.*rotations.*defect"),
     "reflection": (poses(times_at(-1, 1, slice(3), 0)), "world_from_camera.*reflection at index \\[1\\].*diag"),
     "nan": (poses(times_at(float("nan"), 2, 0, 3)), "world_from_camera.*finite.*index \\[2\\]"),

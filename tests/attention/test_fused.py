@@ -2,21 +2,22 @@
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import FISHEYE, PINHOLE, mixed_cameras, random_content, random_poses, random_qkv
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 import merope
 from merope import GTA, AttentionPlan, Cameras, MeRoPE
 from merope.attention import dispatch, fused
-from merope.attention.block import attention_block
 from merope.attention.kernels import prepared as prepared_module
 from merope.attention.kernels.channel_maps import ChannelMap, SideTables
 from merope.attention.kernels.chunks import chunk_size
@@ -24,6 +25,7 @@ from merope.attention.kernels.prepared import PreparedPlan, cameraless, grouped_
 from merope.attention.kernels.softmax_attention import kernel_for
 from merope.attention.kernels.support import carried_width, why_not_fused
 from merope.encodings import ENCODINGS
+from tests.foreign_plans import ACCEPTED, FOREIGN, random_plan
 
 GRID = (1, 2)
 
@@ -57,22 +59,43 @@ def matrix(
     return out
 
 
+def assert_maps_hold(plan: AttentionPlan, queries: Iterable[int], keys: Iterable[int], heads: int) -> None:
+    """Multiplied out as the kernels do, the maps give the plan's operator of every pair of these tokens."""
+    maps = prepare(plan, torch.float32)
+    own = plan.for_heads(heads)
+    for sample, head, query in product(range(plan.batch), range(heads), queries):
+        camera = query // plan.tokens_per_camera if plan.groups > 1 else 0
+        turned, back = (matrix(m, maps.query_tables, sample, query, 0, head, heads) for m in (maps.turn, maps.back))
+        exact = own.operators(query, sample, head if own_heads(own) > 1 else 0).double()
+        for key in keys:
+            where = (maps.key_tables, sample, key, camera, head, heads)
+            expanded, values = matrix(maps.key, *where), matrix(maps.value, *where)
+            torch.testing.assert_close(turned.mT @ expanded, exact[key], rtol=2e-6, atol=2e-6)  # logits: (Oᵀq)ᵀ K k
+            wanted = exact[key] if plan.transform_values else torch.eye(plan.head_dim, dtype=torch.float64)
+            torch.testing.assert_close(back @ values, wanted, rtol=2e-6, atol=2e-6)
+
+
+def own_heads(plan: AttentionPlan) -> int:
+    return max([1, *(operator.table.shape[1] for block in plan.blocks for operator in block.operators)])
+
+
 @pytest.mark.parametrize("extra", [0, 1])
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_back_times_key_is_the_operator_of_every_pair_with_a_camera_on_the_query_side(name: str, extra: int) -> None:
     plan = plan_of(merope.encoding(name), Cameras(random_poses(2), PINHOLE), extra)
-    maps, heads = prepare(plan, torch.float32), 3
-    for query in (0, 3):
-        for key in (1, 2, *range(4, 4 + extra)):
-            camera = query // plan.tokens_per_camera if plan.groups > 1 else 0
-            expanded = matrix(maps.key, maps.key_tables, 0, key, camera, 2, heads)
-            back = matrix(maps.back, maps.query_tables, 0, query, 0, 2, heads)
-            turned = matrix(maps.turn, maps.query_tables, 0, query, 0, 2, heads)
-            exact = plan.for_heads(heads).operators(query, head=2)[key].double()
-            assert (turned.mT @ expanded - exact).abs().max() < 1e-6  # logits: (Oᵀq)ᵀ K k
-            values = matrix(maps.value, maps.key_tables, 0, key, camera, 2, heads)
-            wanted = exact if plan.transform_values else torch.eye(plan.head_dim, dtype=torch.float64)
-            assert (back @ values - wanted).abs().max() < 1e-6
+    assert_maps_hold(plan, (0, 3), (1, 2, *range(4, 4 + extra)), heads=3 if own_heads(plan) > 1 else 1)
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, *ACCEPTED])
+def test_maps_of_foreign_plans_hold_their_operators(name: str) -> None:
+    plan = (FOREIGN | ACCEPTED)[name]()
+    assert_maps_hold(plan, (0, 4), (1, 3), heads=3 if own_heads(plan) > 1 else 1)
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=12)
+def test_maps_of_random_plans_hold_their_operators(seed: int) -> None:
+    assert_maps_hold(random_plan(seed), (2,), (3,), heads=4)
 
 
 def test_transposed_maps_and_inverses_are_transposes() -> None:
@@ -114,7 +137,8 @@ def test_a_plan_moved_elsewhere_leaves_what_was_made_of_it_behind() -> None:
     plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
     made = prepared(plan, torch.float32)
     moved = plan.to(dtype=torch.float32)
-    assert not any(made is value for kept in vars(moved).values() if isinstance(kept, tuple) for value in kept)
+    assert made in plan.kept.values()
+    assert not moved.kept
     assert plan.to(dtype=torch.float64) is plan  # nothing to change: made of it once
     assert prepared(plan, torch.float32) is made
 
@@ -275,17 +299,3 @@ def test_auto_says_once_that_it_is_sdpa(caplog: pytest.LogCaptureFixture, monkey
         'backend "auto" is "sdpa", not "fused": the tensors are on cpu, its kernels need a CUDA GPU'
     ]
     assert torch.equal(outputs[0], merope.attend(q, k, v, plan, backend="sdpa"))
-
-
-def test_a_block_is_projection_attention_projection() -> None:
-    plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
-    x = torch.randn(2, 4, 48, dtype=torch.float64)
-    weights = [torch.randn(256, 48, dtype=torch.float64) for _ in range(3)]
-    biases = [torch.randn(256, dtype=torch.float64) for _ in range(3)]
-    out_weight, out_bias = torch.randn(40, 256, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
-    q, k, v = (linear(x, w, b).unflatten(-1, (2, 128)).transpose(1, 2) for w, b in zip(weights, biases, strict=True))
-    slow = linear(merope.attend(q, k, v, plan).transpose(1, 2).flatten(2), out_weight, out_bias)
-    fast = attention_block(x, torch.cat(weights), torch.cat(biases), out_weight, out_bias, plan)
-    assert (fast - slow).abs().max() < 1e-10
-    with pytest.raises(ValueError, match=r"qkv_weight must be of 3 · heads · 128 rows.*stack the weights"):
-        attention_block(x, torch.cat(weights)[:-1], None, out_weight, None, plan)

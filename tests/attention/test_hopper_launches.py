@@ -2,15 +2,11 @@
 
 import ctypes
 import math
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from merope.attention.kernels import hopper, hopper_module, hopper_tables
@@ -18,8 +14,6 @@ from merope.attention.plan import AttentionPlan
 from merope.encodings.merope import MeRoPE
 from merope.geometry.cameras import Cameras
 from tests.scenes import PINHOLE, random_poses
-
-SOURCE = hopper_module.kernel_source()
 
 
 class Recorder:
@@ -113,20 +107,6 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     assert work.scale == finish.scale == pytest.approx(128**-0.5)
 
 
-def bound_and_pack_launch(
-    samples: int, heads: int, keys: int
-) -> tuple[tuple[int, int, int], int, int, ctypes.Structure]:
-    """What `bound_and_pack` is launched with for so many padded keys, without the tensors."""
-    recorder, nothing = Recorder(), torch.empty(0)
-    one = torch.empty(1).bfloat16().as_strided((samples, heads, 1, 128), (0, 0, 0, 0))
-    packed = torch.empty(1).as_strided((2, 1, 1, keys, 1), (0, 0, 0, 0, 0))
-    tables = hopper_tables.HopperTables(*[nothing] * 8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hopper, "module", lambda _index: recorder)
-        hopper._bound_and_pack(one, one, one, nothing, packed, tables)
-    return recorder.launches["bound_and_pack_bf16"]
-
-
 def test_rows_that_are_not_aligned_are_copied(launches: dict) -> None:
     plan, tables, (q, k, v) = case()
     shifted = torch.randn(2, 3, 270, 129).bfloat16()[..., 1:]
@@ -184,28 +164,3 @@ def test_compiled_graphs_know_the_results_without_a_gpu(operator: Callable[..., 
     arguments = (grad, q.detach(), k.detach(), v.detach(), out, torch.randn(1, 2, 6), [], 2)
     backward = torch.ops.merope.attend_hopper_backward
     torch.library.opcheck(backward, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-@given(key_blocks=st.integers(1, 120), heads=st.integers(1, 12), samples=st.integers(1, 9))
-def test_one_grid_bounds_and_packs_everything_once(key_blocks: int, heads: int, samples: int) -> None:
-    """`bound_and_pack` of hopper_grad_rows.cu, read as Python."""
-    grid, _, _, params = bound_and_pack_launch(samples, heads, keys=16 * key_blocks)
-    body = re.search(r"void bound_and_pack\(.*?\n}", SOURCE, re.DOTALL)
-    assert body is not None
-    names = {"gridDim": SimpleNamespace(x=grid[0]), "kParts": hopper.PARTS, "p": params}
-    bounded, packed = [], []
-    for block in range(grid[0]):
-        names["blockIdx"] = SimpleNamespace(x=block)
-        for name in ("per_part", "bounding", "part", "within", "packing", "index"):
-            value = re.search(rf"(?:int|,) {name} = (.*?)(?:, \w+ = |;)", body[0])
-            names[name] = eval(value[1].replace("/", "//"), {}, names)  # type: ignore[index]
-        kernel = "bound_part" if names["within"] < names["bounding"] else "pack_keys"
-        call = re.search(rf"{kernel}<kBf16>\((.*?)\);", body[0])
-        arguments = eval(f"[{call[1].replace('/', '//')}]", {}, names)  # type: ignore[index]
-        (bounded if kernel == "bound_part" else packed).append(tuple(arguments[1:]))
-    parts = {(part, head, operand) for part in range(hopper.PARTS) for head in range(heads) for operand in range(2)}
-    assert len(bounded) == len(parts)
-    assert set(bounded) == parts
-    work = [(block, head) for block, first, step in packed for head in range(first, heads, step) if block < key_blocks]
-    assert len(work) == key_blocks * heads
-    assert set(work) == {(block, head) for block in range(key_blocks) for head in range(heads)}

@@ -1,14 +1,11 @@
 """What the Hopper kernels are given, on the CPU: tables, structures, and which plans they take."""
 
 import ctypes
-import math
 import re
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,6 +16,7 @@ from merope.encodings.gta import GTA
 from merope.encodings.merope import MeRoPE
 from merope.encodings.none import NoEncoding
 from merope.geometry.cameras import Cameras
+from tests.foreign_plans import ACCEPTED, FOREIGN, random_plan
 from tests.scenes import PINHOLE, RIMMED, curved_drive, degenerate_cameras, random_poses
 
 SOURCE = hopper_module.kernel_source()
@@ -53,6 +51,82 @@ def pair_operator(plan: AttentionPlan, tables: hopper_tables.HopperTables, query
     native = torch.view_as_real(phases[0][query] * phases[1][key])
     rotary = [torch.stack((torch.stack((c, -s)), torch.stack((s, c)))) for c, s in native]
     return torch.block_diag(*triplets, *translation_from_tables(tables, own, camera)[key], *rotary)
+
+
+def assert_tables_hold(plan: AttentionPlan) -> None:
+    """Multiplied out as the kernels do, the tables give the plan's operator of every pair, to half precision."""
+    tables = hopper_tables.make_tables(plan)
+    for sample in range(plan.batch):
+        for query in range(plan.query_tokens):
+            exact = plan.operators(query, sample)
+            ours = [pair_operator(plan, tables, query, key, sample) for key in range(plan.key_tokens)]
+            torch.testing.assert_close(torch.stack(ours), exact, rtol=0, atol=3e-3)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_foreign_plans_of_the_right_structure_are_taken(name: str) -> None:
+    plan = ACCEPTED[name]()
+    assert hopper_tables.why_not_plan(plan) is None
+    assert_tables_hold(plan)
+
+
+REASONS = {
+    "translation by token": "they turn keys alone (query side",
+    "translation by token, keys alone": "one table row for every camera",
+    "translation with a query operator": "they turn keys alone (query side",
+    "translation in six pairs": "not a phasor [6, 2]",
+    "translation with split halves": "neighbouring channels",
+    "translation of shortened phasors": "hold rotations",
+    "translation by head": "between heads",
+    "native with split halves": "neighbouring channels",
+    "native with one phase, split halves": "not a phasor [1, 2]",
+    "native by query camera": "between query cameras",
+    "native of 4×4 matrices": "not a matrix [1, 4, 4]",
+    "native by camera": "one table row for every token",
+    "rotation by query camera": "between query cameras",
+    "rotation of quaternions": "not a quaternion [1, 4]",
+    "rotation of 4×4 matrices": "not a matrix [1, 4, 4]",
+    "rotation of twelve matrices": "not a matrix [12, 3, 3]",
+    "rotation of large matrices": "hold rotations",
+    "rotation by camera": "one table row for every token",
+    "disparity that spins": "MinRot",
+    "disparity of three anchors": "not a quaternion [3, 4]",
+    "disparity of matrices": "not a matrix [6, 3, 3]",
+    "disparity of 2×2 matrices": "not a matrix [18, 2, 2]",
+    "disparity with a query operator of six": "not a matrix [6, 3, 3] (query side",
+    "one block over two places": "paper's partition",
+    "a head of 64": "heads of 128",
+    "matrices of five": "paper's partition",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_plans_of_another_structure_are_refused(name: str) -> None:
+    assert REASONS[name] in (hopper_tables.why_not_plan(FOREIGN[name]()) or "")
+
+
+@given(seed=st.integers(0, 2**31))
+def test_random_plans_are_right_or_refused(seed: int) -> None:
+    plan = random_plan(seed)
+    reason = hopper_tables.why_not_plan(plan)
+    if reason is None:
+        assert_tables_hold(plan)
+    else:
+        assert reason.startswith(("they ", "on channels "))
+
+
+def test_some_random_plans_are_taken_and_some_are_not() -> None:
+    taken = [hopper_tables.why_not_plan(random_plan(seed)) is None for seed in range(40)]
+    assert 4 <= sum(taken) <= 36
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("cameras", "grid"), [(1, (1, 1)), (2, (5, 7)), (13, (9, 16)), (31, (3, 4))])
+def test_the_papers_plan_takes_the_kernel(cameras: int, grid: tuple[int, int], dtype: torch.dtype) -> None:
+    plan = MeRoPE(128).plan(Cameras(curved_drive(cameras).to(dtype), PINHOLE), grid)
+    assert hopper_tables.why_not_plan(plan) is None
+    far = random_poses(2, cameras, spread_m=6.4e6)
+    assert hopper_tables.why_not_plan(MeRoPE(128).plan(Cameras(far, PINHOLE), grid)) is None
 
 
 @given(seed=st.integers(0, 2**31), clips=st.sampled_from([1, 3]), grid=st.sampled_from([(2, 3), (1, 1), (5, 9)]))
@@ -113,12 +187,13 @@ def test_tables_are_contiguous_and_of_every_sample() -> None:
     [
         (MeRoPE(192).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "heads of 128"),
         (MeRoPE(128, partition=(36, 48, 12, 32)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "paper's partition"),
-        (MeRoPE(128, fractions=(0.0, 0.5, 1.0)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "6 disparity anchors"),
+        (MeRoPE(128, fractions=(0.0, 0.5, 1.0)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "quaternion [3, 4]"),
+        (MeRoPE(128, direction_scale=50.0).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "not a phasor [18, 2]"),
         (MeRoPE(128, anchor_frame="transport").plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "MinRot"),
         (MeRoPE(128, transform_values=False).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "values"),
         (MeRoPE(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1), "camera for every token"),
         (MeRoPE(128).plan(Cameras(curved_drive(2), RIMMED), (9, 16)), "camera for every token"),
-        (GTA(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "MeRoPE"),
+        (GTA(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "paper's partition"),
         (NoEncoding(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "nothing to turn"),
         (
             MeRoPE(128, disparity=False, rotation=False, translation=False).plan(
@@ -143,43 +218,6 @@ def test_tables_have_the_kernels_types_whatever_the_default(default: torch.dtype
         torch.set_default_dtype(usual)
     assert {x.dtype for x in tables.tensors()[:5]} == {torch.float32}
     assert maps.query_tables.shared.dtype == maps.key_tables.shared.dtype == maps.turn.weight.dtype == torch.float32
-
-
-def test_saturation_keeps_nan() -> None:
-    """`packed` of hopper_channels.cuh, read as Python; fminf and fmaxf drop a NaN."""
-    bound = re.search(r"bounded\[i\] = (.*?);", SOURCE)
-    assert bound is not None
-    python = re.sub(r"^(.*?) \? (.*?) : (.*)$", r"(\2 if \1 else \3)", bound[1]).replace("x[i]", "x")
-    names = {
-        "kMost": 16384.0,
-        "fminf": lambda a, b: b if math.isnan(a) else min(a, b),
-        "fmaxf": lambda a, b: b if math.isnan(a) else max(a, b),
-    }
-    assert math.isnan(eval(python, {**names, "x": math.nan}))
-    assert [eval(python, {**names, "x": x}) for x in (-1e6, 3.0, math.inf)] == [-16384.0, 3.0, 16384.0]
-
-
-norms = st.floats(-44, 38.5).map(lambda decades: 10.0**decades)
-
-
-@given(grad=norms, value=norms)
-@example(grad=1e-44, value=1e-44)
-@example(grad=3e38, value=3e38)
-@example(grad=3e38, value=1e-44)
-def test_scales_of_a_head_keep_half_precision_in_its_range(grad: float, value: float) -> None:
-    """`HeadScales` of hopper_grad_rows.cu, read as Python, for the largest norms of output gradients and of values."""
-    names = {"bounds": SimpleNamespace(x=grad, y=value), "exponent": lambda x: max(math.frexp(x)[1] - 1, -127)}
-    found = [re.search(rf"  {name}_exponent = (.*?);", SOURCE) for name in ("grad", "error")]
-    grads, errors = (eval(match[1], {**names, "min": min, "max": max}) for match in found if match)
-    packed_value = min(value, 16384 * 128**0.5)
-    scaled_grad, scaled_product = grad * 2.0**grads, grad * packed_value * 2.0 ** (grads + errors)
-    assert scaled_grad < 2**14
-    assert 2**8 * scaled_product / 2 < 2**15  # a weight's shift; p (1 - p) 2 |g| |v|
-    if grad > 1e-26 and value > 2**-26:
-        assert scaled_grad >= 2**13
-        assert scaled_product >= 2**5  # within a factor of 8 of the most
-    assert all(-126 <= exponent <= 127 for exponent in (grads, -grads, errors, -8 - errors))
-    assert all(2.0**-149 <= x * 2.0**-grads < 2.0**128 for x in (2.0**-8, 128**-0.5 * 2.0 ** (-8 - errors)))
 
 
 @pytest.mark.parametrize(
@@ -216,42 +254,3 @@ def test_shared_memory_is_what_the_kernel_lays_out() -> None:
     assert number["kKeys"] == number["kRows"] == hopper_tables.TILE
     assert number["kStepBytes"] == hopper.STEP * 256
     assert number["kParts"] == hopper.PARTS
-
-
-def test_packed_order_is_a_permutation_of_the_heads_channels() -> None:
-    """`channel` of hopper_channels.cuh names every channel once and keeps blocks in the half that turns them."""
-    body = re.search(r"int translation_channel\(int word, int i\) { return (.*?); }", SOURCE)
-    assert body is not None
-    assert body[1] == "72 + 4 * (word / 2) + (word & 1) + 2 * i"
-
-    def translation(word: int, i: int) -> int:
-        return 72 + 4 * (word // 2) + (word & 1) + 2 * i
-
-    grouped = [6 * c + 3 * (slot & 1) + slot // 2 for c in range(6) for slot in range(6)]
-    grouped += [translation(word, i) for word in range(12) for i in range(2)]
-    assert sorted(grouped) == [*range(36), *range(72, 96)]
-
-
-def c_function(name: str) -> Callable[..., int]:
-    """A function of the kernels' source that only returns integers, read as Python."""
-    found = re.search(rf"int {name}\(([^)]*)\) {{\n(.*?)\n}}", SOURCE, re.DOTALL)
-    assert found is not None
-    lines = found[2].replace("&&", "and").replace("/", "//").replace("const int ", "").replace(";", "").splitlines()
-    lines = [re.sub(r"if \((.*?)\) return", r"if \1: return", line) for line in lines]
-    lines = [re.sub(r"(= |return )(.*?) \? (.*?) : (.*)$", r"\1(\3) if \2 else (\4)", line) for line in lines]
-    names: dict[str, Callable[..., int]] = {}
-    exec(f"def {name}({found[1].replace('int ', '')}):\n" + "\n".join(lines), names)
-    return names[name]
-
-
-def test_in_the_order_of_sums_what_turns_together_is_with_one_thread() -> None:
-    """`sum_place` of hopper_channels.cuh: word w of every chunk is with lane w of a quad."""
-    place = c_function("sum_place")
-    for half in (0, 1):
-        assert sorted(place(half, c, i) for c in range(8) for i in range(4)) == list(range(32))
-    for anchor in range(6):
-        x, y, z = (place(0, anchor, i) for i in range(3))
-        assert (y, z) == (x + 4, x + 8)
-    words = [place(0, c, 3) for c in range(6)] + [place(0, 6, i) for i in range(4)] + [place(0, 7, i) for i in (0, 1)]
-    assert words[1::2] == [word + 4 for word in words[0::2]]  # cosine and sine turn the two words of a pair
-    assert [place(0, 7, i) for i in (2, 3)] == [22, 23]  # native pairs do not turn with the camera

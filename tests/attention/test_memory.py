@@ -92,6 +92,22 @@ def test_budget_holds_for_logits_only_with_tokens_without_a_camera() -> None:
     assert peak - q.nbytes < 96 * MIB
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("heads", [3, 7, 16])
+@pytest.mark.parametrize("budget_mib", [8, 32])
+def test_budget_holds_where_tables_are_laid_out_by_head(heads: int, budget_mib: int, training: bool) -> None:
+    """URoPE's four groups of heads do not divide these: every head gets a table of its own."""
+    plan = URoPE(32).plan(Cameras(curved_drive(12).float(), PINHOLE), (9, 16))
+    q, k, v = (torch.randn(1, heads, plan.query_tokens, 32, requires_grad=training) for _ in range(3))
+
+    def step() -> tuple[Tensor, ...]:
+        out = merope.attend(q, k, v, plan, backend="sdpa", memory_budget=budget_mib * MIB)
+        return torch.autograd.grad(out.sum(), (q, k, v)) if training else (out,)
+
+    # What is not counted: the output, again where parts are put together, its gradient, and the gradients returned.
+    assert peak_bytes(step) - q.nbytes * (6 if training else 2) < budget_mib * MIB
+
+
 def test_the_result_does_not_depend_on_the_budget() -> None:
     plan = MeRoPE().plan(Cameras(curved_drive(7), PINHOLE), (3, 4), extra_tokens=1)
     q, k, v = (torch.randn(2, 3, plan.query_tokens, 128, dtype=torch.float64) for _ in range(3))

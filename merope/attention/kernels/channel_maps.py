@@ -231,20 +231,19 @@ def _offset_dtype(numbers: int) -> torch.dtype:
 
 def row_numbers(operator: Operator) -> int:
     """Numbers per table row in the flat buffer: quaternions are written out as matrices."""
-    per_matrix = {"quaternion": 9, "phasor": 2}.get(operator.form, operator.table.shape[-1] ** 2)
-    return operator.table.shape[4] * per_matrix
+    return 2 * operator.table.shape[4] if operator.form == "phasor" else operator.matrix_numbers
 
 
 def operator_terms(block: Block, operator: Operator, number: int, gate: Gate) -> Iterator[Term]:
     """out = M x on the channels of a block, term by term."""
-    matrices = operator.table.shape[4]
-    size = {"quaternion": 3, "phasor": 2}.get(operator.form, operator.table.shape[-1])
-    tuples = (block.stop - block.start) // (matrices * size)
+    matrices, size, width = operator.table.shape[4], operator.size, block.stop - block.start
+    tuples = width // (matrices * size)
     for matrix in range(matrices):
         for repeat in range(tuples):
-            first, step = block.start + (matrix * tuples + repeat) * size, 1
+            number_of_tuple = matrix * tuples + repeat
+            first, step = block.start + number_of_tuple * size, 1
             if operator.split_halves:
-                first, step = block.start + matrix, matrices
+                first, step = block.start + number_of_tuple, width // 2
             for i in range(size):
                 for j in range(size):
                     if operator.form == "phasor":

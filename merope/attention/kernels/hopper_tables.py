@@ -7,14 +7,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from merope.attention.operators import Operator
+from merope.attention.operators import Form, Operator
 from merope.attention.plan import AttentionPlan, Block
 
 TILE = 128
 """Keys of one tile; keys are padded to a multiple."""
-BLOCKS = {"disparity": (0, 36), "rotation": (36, 72), "translation": (72, 96), "native": (96, 128)}
-"""Channels of the one head that the kernels are written for: the paper's 128."""
 ANCHORS, TRANSLATION_PAIRS, NATIVE_PAIRS = 6, 12, 16
+LARGEST_DEFECT = 1e-4
+"""By how much tables may miss a rotation: the backward pass takes transposes for inverses, and half precision clips."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a block as the kernels read it."""
+
+    form: Form
+    entries: tuple[int, ...]  # of a table row: [matrices, …]
+    grouped: bool = False  # query cameras may see different operators
+    by_camera: bool = False  # tokens name a table row of their camera; else every token has its own
+
+
+FRAME, ROTARY = Side("matrix", (1, 3, 3)), Side("phasor", (NATIVE_PAIRS, 2))
+DISPARITY, ROTATION, TRANSLATION, NATIVE = (0, 36), (36, 72), (72, 96), (96, 128)
+"""Channels of the one head that the kernels are written for, the paper's 128, by what MeRoPE has there."""
+SLOTS: dict[tuple[int, int], tuple[Side | None, Side]] = {  # query side (None: the identity alone) and key side
+    DISPARITY: (FRAME, Side("quaternion", (ANCHORS, 4), grouped=True)),
+    ROTATION: (FRAME, FRAME),
+    TRANSLATION: (None, Side("phasor", (TRANSLATION_PAIRS, 2), grouped=True, by_camera=True)),
+    NATIVE: (ROTARY, ROTARY),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,33 +56,75 @@ class HopperTables:
 
 
 def why_not_plan(plan: AttentionPlan) -> str | None:
-    """Why a plan does not fit the kernels, whatever the device; None when it does. To be asked once per plan."""
+    """Why a plan does not fit the kernels, whatever the device; None when it does. To be asked once per plan.
+
+    It goes by what the operators are, not by the names of their blocks.
+    """
     if not plan.blocks:
         return "they turn keys and values, and this plan has nothing to turn"
-    if plan.head_dim != 128 or any(BLOCKS.get(block.name) != (block.start, block.stop) for block in plan.blocks):
-        return "they are written for MeRoPE with heads of 128 and the paper's partition"
+    if plan.head_dim != 128 or any((block.start, block.stop) not in SLOTS for block in plan.blocks):
+        return "they are written for heads of 128 and the paper's partition"
     if not plan.transform_values:
         return "they turn values as well as keys"
     # Counted, too: without a camera block, tokens after the cameras' are not among the queries without a camera.
     after_cameras = plan.query_tokens - plan.query_cameras * plan.tokens_per_camera
     if plan.has_cameraless_keys or plan.cameraless_queries.numel() or after_cameras:
         return "they need a camera for every token"
-    if any(operator.table.shape[1] > 1 for block in plan.blocks for operator in block.operators):
+    for block in plan.blocks:
+        query, key = SLOTS[block.start, block.stop]
+        for name, operator, side in (("query", block.query, query), ("key", block.key, key)):
+            reason = None if operator is None else _why_not_side(operator, side)
+            if reason is not None:
+                return f'on channels {block.start}:{block.stop} {reason} ({name} side of block "{block.name}")'
+    return _why_not_numbers(plan)
+
+
+def _why_not_side(operator: Operator, side: Side | None) -> str | None:
+    """What the kernels read in place of this operator; None when it is this."""
+    if side is None:
+        return "they turn keys alone"
+    entries = tuple(operator.table.shape[4:])
+    if operator.form != side.form or entries != side.entries:
+        return f"they read a {side.form} table of {list(side.entries)} per row, not a {operator.form} {list(entries)}"
+    if operator.split_halves:
+        return "they turn neighbouring channels together, not those of two halves"
+    if operator.table.shape[1] > 1:
         return "they share tables between heads"
-    disparity = _block(plan, "disparity")
-    if disparity is None:
-        return None
-    if disparity.key.form != "quaternion" or disparity.key.table.shape[4] != ANCHORS:
-        return f"they carry {ANCHORS} disparity anchors"
-    return None if _is_minrot(disparity.key) else 'they hold anchors as MinRot (anchor_frame="minrot")'
+    if operator.groups > 1 and not side.grouped:
+        return "they share tables between query cameras"
+    if (operator.rows is not None) != side.by_camera:
+        return f"they read one table row for every {'camera' if side.by_camera else 'token'}"
+    return None
+
+
+def _why_not_numbers(plan: AttentionPlan) -> str | None:
+    """The kernels hold rotations in half precision, and those by quaternions without a turn about the optical axis."""
+    operators = [operator for block in plan.blocks for operator in block.operators]
+    defects = [_defect(operator) for operator in operators]
+    spins = [operator.table[..., 3].abs().amax().double() for operator in operators if operator.form == "quaternion"]
+    numbers = torch.stack((*defects, *spins)).tolist()  # read off the device once
+    if any(numbers[len(defects) :]):
+        return 'they hold anchors as MinRot (anchor_frame="minrot")'
+    if not all(number <= LARGEST_DEFECT for number in numbers):
+        return "they hold rotations in half precision, and some operators of this plan are none"
+    return None
+
+
+def _defect(operator: Operator) -> Tensor:  # float64 []
+    """Largest difference from a rotation. Sums are written out: products of matrices may round to ten bits on a GPU."""
+    table = operator.table.detach()
+    if operator.form != "matrix":
+        return (torch.linalg.vector_norm(table, dim=-1) - 1).abs().amax().double()
+    products = (table[..., :, None, :] * table[..., None, :, :]).sum(-1)
+    return (products - torch.eye(3, dtype=table.dtype, device=table.device)).abs().amax().double()
 
 
 def make_tables(plan: AttentionPlan) -> HopperTables:
     """Lay out a plan's operators for the kernels; blocks that are off become the identity."""
     samples = plan.batch
     padding = -plan.key_tokens % TILE
-    rotation, native = _block(plan, "rotation"), _block(plan, "native")
-    disparity, translation = _block(plan, "disparity"), _block(plan, "translation")
+    blocks = {(block.start, block.stop): block for block in plan.blocks}
+    disparity, rotation, translation, native = (blocks.get(s) for s in (DISPARITY, ROTATION, TRANSLATION, NATIVE))
 
     def per_token(operator: Operator | None, identity: Tensor, tokens: int) -> Tensor:  # [T, tokens, *identity]
         if operator is None:
@@ -105,15 +168,7 @@ def _phasors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:
 
 
 def _key_camera(plan: AttentionPlan, block: Block | None, padding: int) -> Tensor:  # int32 [padded keys]
-    if block is None or block.key.rows is None:
+    if block is None:
         return torch.zeros(plan.key_tokens + padding, dtype=torch.int32, device=plan.device)
+    assert block.key.rows is not None
     return pad(block.key.rows, (0, padding)).int()
-
-
-def _block(plan: AttentionPlan, name: str) -> Block | None:
-    return next((block for block in plan.blocks if block.name == name), None)
-
-
-def _is_minrot(operator: Operator) -> bool:
-    """Whether no quaternion turns about the optical axis. Read off the device."""
-    return not bool(operator.table[..., 3].any())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
+from threading import Lock
 from typing import Self, TypeVar, cast
 
 import torch
@@ -25,6 +26,7 @@ SixMaps = tuple[ChannelMap, ChannelMap, ChannelMap, ChannelMap, ChannelMap, Chan
 
 STRUCTURES_KEPT = 64
 _MADE: dict[tuple[Hashable, ...], object] = {}
+_MADE_LOCK = Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,33 +93,36 @@ class PreparedPlan:
 
 def prepared(plan: AttentionPlan, dtype: torch.dtype) -> PreparedPlan:
     """The maps of a plan for inputs of a dtype, made at the first call; all layers and steps share them."""
-    name = "_fused_half" if grouped_dtype(plan, dtype) == torch.float16 else "_fused_single"
-    return kept(plan, name, lambda: prepare(plan, grouped_dtype(plan, dtype)))
+    coefficients = grouped_dtype(plan, dtype)
+    name = "maps, half" if coefficients == torch.float16 else "maps, single"
+    return kept(plan, name, lambda: prepare(plan, coefficients))
 
 
 def cameraless(plan: AttentionPlan) -> AttentionPlan:
     """The plan of `plan.cameraless_queries`, kept; what is kept has no gradients, so where tables learn it is not."""
     if learns_tables(plan):
         return cameraless_plan(plan)
-    return kept(plan, "_fused_cameraless", lambda: cameraless_plan(plan))
+    return kept(plan, "cameraless", lambda: cameraless_plan(plan))
 
 
 def kept(plan: AttentionPlan, name: str, make: Callable[[], T]) -> T:
-    """What was made of a plan, kept on it; a plan changed from it has other tables, and makes its own.
+    """What was made of a plan, kept in it. A plan changed from it has other tables, and makes its own.
 
-    An attribute, not a dictionary of plans: torch.compile then takes the tensors of any plan without compiling again.
+    In the plan, not in a dictionary of plans: torch.compile then takes the tensors of any plan without compiling again.
     """
-    first = plan.blocks[0].key.table if plan.blocks else plan.query_has_camera
-    made_from, value = getattr(plan, name, (None, None))
-    if made_from is not first:
-        value = _made(make)
-        object.__setattr__(plan, name, (first, value))
-    return cast(T, value)
+    if name not in plan.kept:
+        _keep(plan, name, make)
+    return cast(T, plan.kept[name])
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
+def _keep(plan: AttentionPlan, name: str, make: Callable[[], T]) -> None:
+    """Made outside of compiled graphs. Of several threads that make the same, all take what the first one kept."""
+    plan.kept.setdefault(name, _made(make))
+
+
 def _made(make: Callable[[], T]) -> T:
-    """Tables are made outside of compiled graphs, and as ordinary tensors: a plan first used in sampling may train."""
+    """As ordinary tensors without gradients: a plan that is first used in sampling may be used in training."""
     with torch.inference_mode(False), torch.no_grad():
         return make()
 
@@ -169,11 +174,12 @@ def made_once(what: str, plan: AttentionPlan, make: Callable[[], T]) -> T:
     Encodings that learn a depth make a plan in every block, and listing its terms takes longer than attending under it.
     """
     key = (what, plan.head_dim, plan.transform_values, plan.has_cameraless_keys, plan.device, *map(_shape, plan.blocks))
-    if key not in _MADE:
-        if len(_MADE) >= STRUCTURES_KEPT:
-            del _MADE[next(iter(_MADE))]
-        _MADE[key] = _made(make)
-    return cast(T, _MADE[key])
+    with _MADE_LOCK:
+        if key not in _MADE:
+            if len(_MADE) >= STRUCTURES_KEPT:
+                del _MADE[next(iter(_MADE))]
+            _MADE[key] = _made(make)
+        return cast(T, _MADE[key])
 
 
 def _shape(block: Block) -> tuple[Hashable, ...]:
