@@ -65,6 +65,8 @@ def read_blender(path: Path, image_size: tuple[int, int] | None = None) -> Traje
     document = load_json(path)
     _, names, poses = _frames(path, document)
     angle_rad = _number(path, document, {}, "camera_angle_x")
+    if not 0.0 < angle_rad < math.pi:
+        raise invalid(f"{path} camera_angle_x", "between 0 and π", angle_rad, "repair the file")
     lens = None
     if image_size is not None:
         width, height = image_size
@@ -99,7 +101,7 @@ def _number(path: Path, document: object, frame: object, key: str, default: floa
     for place in (frame, document):
         if isinstance(place, Mapping) and key in place:
             value = place[key]
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 return float(value)
             raise invalid(f"{path} {key}", "a number", repr(value)[:40], "repair the file")
     if default is None:
