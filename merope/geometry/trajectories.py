@@ -21,6 +21,7 @@ MAX_YAW_ACCELERATION_RAD_S2 = 1.0  # above 0.5, the fastest that the limit on th
 MIN_TURN_RADIUS_M = 6.0
 TARGET_HOLD_S = 2.0  # after the prefix the driver changes his mind this often
 
+MOST_FRAMES = 1_000_000  # of a path that is resampled: nine hours at 30 Hz
 STANDSTILL_M = 1e-6  # a path shorter than this has no direction of travel
 VERTICAL = 1e-6  # sine of the angle between travel and the camera's y axis below which there is no road
 JUMP_FACTOR = 8.0  # times the median of the steps around: full braking reaches 2
@@ -253,12 +254,17 @@ def resample(
     world_from_camera: Tensor,  # [T, 4, 4]
     times_s: Tensor,  # [T] increasing
     frame_rate_hz: float,
+    most: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # [N, 4, 4] float64, [N] seconds
-    """Poses at a constant frame rate from the first time on, as many as the path covers, and their times."""
+    """Poses at a constant frame rate from the first time on, and their times: as many as the path covers, or `most`."""
     path, times = check_path(world_from_camera, times_s)
     rate = _checked_rate(frame_rate_hz)
     # A last frame that is missed by the rounding of the times themselves is kept.
-    count = 1 + math.floor(float((times[-1] - times[0]) * rate) + 1e-3)
+    covered = 1.0 + float((times[-1] - times[0]) * rate) + 1e-3
+    if most is None and covered > MOST_FRAMES:
+        fix = "check that the times are in seconds, or say how many frames you need"
+        raise invalid("times_s", f"of at most {MOST_FRAMES:,} frames at {rate:g} Hz", f"{covered:.3g}", fix)
+    count = math.floor(min(covered, most or MOST_FRAMES))
     new_times = times[0] + torch.arange(count, dtype=torch.float64, device=times.device) / rate
     new_times = new_times.clamp_max(float(times[-1]))
     return interpolate(path, times, new_times), new_times
