@@ -31,6 +31,7 @@ from merope.formats.files import (
     shown,
 )
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, ExtendedUnified, Lens, Pinhole
 from merope.geometry.poses import inverse
@@ -219,7 +220,6 @@ def _lens(folder: Path, cameras: Sequence[Camera]) -> Lens:
 
 def write(trajectory: Trajectory, path: Path) -> None:
     """A folder with cameras.txt, images.txt and an empty points3D.txt, which COLMAP and pycolmap open."""
-    path.mkdir(parents=True, exist_ok=True)
     camera_lines = _camera_lines(trajectory)
     camera_from_world = inverse(trajectory.world_from_camera)
     rows = torch.cat((quaternion_from_matrix(camera_from_world[:, :3, :3]), camera_from_world[:, :3, 3]), dim=-1)
@@ -228,9 +228,9 @@ def write(trajectory: Trajectory, path: Path) -> None:
         f"{k} {shown(row)} {min(k, len(camera_lines))} {name}\n\n"
         for k, (row, name) in enumerate(zip(rows.tolist(), names, strict=True), start=1)
     ]
-    (path / "cameras.txt").write_text("# CAMERA_ID MODEL WIDTH HEIGHT PARAMS\n" + "".join(camera_lines), "utf-8")
-    (path / "images.txt").write_text("# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME\n" + "".join(images), "utf-8")
-    (path / "points3D.txt").write_text("# POINT3D_ID X Y Z R G B ERROR TRACK\n", "utf-8")
+    replace_text(path / "cameras.txt", "# CAMERA_ID MODEL WIDTH HEIGHT PARAMS\n" + "".join(camera_lines))
+    replace_text(path / "images.txt", "# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME\n" + "".join(images))
+    replace_text(path / "points3D.txt", "# POINT3D_ID X Y Z R G B ERROR TRACK\n")
 
 
 def _camera_lines(trajectory: Trajectory) -> list[str]:

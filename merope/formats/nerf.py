@@ -15,6 +15,7 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.files import Sample, entry, frame_list, load_json, matrix, natural_order, shared_or_per_frame
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, Lens, Pinhole
 from merope.geometry.poses import check_rigid
@@ -207,4 +208,4 @@ def _write(
         {"file_path": name, **extra, "transform_matrix": rows}
         for name, extra, rows in zip(names, per_frame, matrices, strict=True)
     ]
-    path.write_text(json.dumps({**shared, "frames": frames}, indent=1) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps({**shared, "frames": frames}, indent=1) + "\n")

@@ -24,6 +24,7 @@ from merope.formats.files import (
     shown,
 )
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.poses import check_rigid, inverse
 from merope.geometry.quaternions import quaternion_from_matrix
 
@@ -84,10 +85,10 @@ def read_kitti(path: Path, times: Path | str | None = None) -> Trajectory:
 def write_kitti(trajectory: Trajectory, path: Path, times: Path | str | None = None) -> None:
     """12 numbers per line; times: a second file for the timestamps, which the format keeps apart."""
     rows = trajectory.world_from_camera[:, :3].flatten(1).tolist()
-    path.write_text("".join(shown(row) + "\n" for row in rows), encoding="utf-8")
+    replace_text(path, "".join(shown(row) + "\n" for row in rows))
     if times is not None:
         seconds = _timestamps(trajectory, "kitti with times=").tolist()
-        Path(times).write_text("".join(shown([time_s]) + "\n" for time_s in seconds), encoding="utf-8")
+        replace_text(Path(times), "".join(shown([time_s]) + "\n" for time_s in seconds))
 
 
 def read_tum(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
@@ -114,7 +115,7 @@ def write_tum(trajectory: Trajectory, path: Path, body_from_camera: Tensor | Non
     centres, wxyz = _body_poses(trajectory, body_from_camera)
     rows = torch.cat((centres, wxyz[:, [1, 2, 3, 0]]), dim=-1).tolist()
     lines = (f"{time} {shown(row)}\n" for time, row in zip(times, rows, strict=True))
-    path.write_text(f"# {TUM_LAYOUT}\n" + "".join(lines), encoding="utf-8")
+    replace_text(path, f"# {TUM_LAYOUT}\n" + "".join(lines))
 
 
 def _clock_times(trajectory: Trajectory) -> list[str]:
@@ -161,7 +162,7 @@ def write_euroc(trajectory: Trajectory, path: Path, body_from_camera: Tensor | N
     centres, wxyz = _body_poses(trajectory, _required_body(body_from_camera))
     rows = torch.cat((centres, wxyz), dim=-1).tolist()
     lines = (f"{stamp},{shown(row, ',')}" for stamp, row in zip(stamps_ns, rows, strict=True))
-    path.write_text("\n".join((EUROC_HEADER, *lines)) + "\n", encoding="utf-8")
+    replace_text(path, "\n".join((EUROC_HEADER, *lines)) + "\n")
 
 
 def _required_body(body_from_camera: Tensor | None) -> Tensor:  # [4, 4]

@@ -15,6 +15,7 @@ import torch
 from merope.errors import invalid
 from merope.formats.files import Sample, entry, frame_list, load_json, matrix
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, Pinhole, UnifiedCamera
 from merope.geometry.poses import check_rigid, rigid
@@ -149,7 +150,7 @@ def write(trajectory: Trajectory, path: Path) -> None:
         frame["world_from_camera"] = trajectory.world_from_camera[k, :3].tolist()
     lines = [f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
     body = ",\n".join(f"  {json.dumps(frame)}" for frame in frames)
-    path.write_text("{\n" + "".join(lines) + f' "frames": [\n{body}\n ]\n}}\n', encoding="utf-8")
+    replace_text(path, "{\n" + "".join(lines) + f' "frames": [\n{body}\n ]\n}}\n')
 
 
 def _lens_document(lens: Lens | None) -> dict[str, object] | None:

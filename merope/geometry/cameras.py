@@ -13,6 +13,9 @@ from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid, check_shape, relative
 from merope.geometry.rays import patch_rays
 
+LATENT_STRIDE = 4
+"""RGB frames per latent frame of Wan's VAEs; latent frame n has the camera of RGB frame 4n."""
+
 
 @dataclass(frozen=True, eq=False)
 class Cameras:
