@@ -238,7 +238,10 @@ def _unit_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | N
     unit = "m per frame" if times_s is None else "m/s"
     units = [(name, factor) for name, factor in SUBUNITS.items() if pace / factor <= largest]  # a slow drive fits both
     hint = "; ".join(f"if they are in {n}, divide them by {f:.0f} ({pace / f:.3g} {unit})" for n, f in units)
-    hint = hint or "the scale is arbitrary or the poses are damaged: read them with is_metric=False or repair them"
+    hint = hint or (
+        "the poses are world-to-camera, of arbitrary scale or damaged: invert them, read them with is_metric=False, or "
+        "repair them"
+    )
     return Finding("error", f"positions are not in metres: the median pace is {pace:.3g} {unit}", hint)
 
 
