@@ -17,14 +17,14 @@ BIRDSEYE_PX = 480
 
 
 def add_path(parser: argparse.ArgumentParser) -> None:
-    whats = parser.add_subparsers(required=True, metavar="what")
+    whats = parser.add_subparsers(dest="what", required=True, metavar="what")
     straight = whats.add_parser("straight", help="straight on at a constant speed")
     turn = whats.add_parser("turn", help="straight on, then a circle")
     shift = whats.add_parser("shift", help="straight on, then a change of lanes")
     stop = whats.add_parser("stop", help="brake to a stop, stand, and go on")
-    for drive, made in ((straight, _straight), (turn, _turn), (shift, _shift), (stop, _stop)):
+    for drive in (straight, turn, shift, stop):
         _add_drive(drive)
-        drive.set_defaults(run=_make, made=made)
+        drive.set_defaults(run=_make)
     for drive in (turn, shift, stop):
         drive.add_argument("--start", type=float, default=0.75, metavar="SECONDS", help="straight on before (0.75)")
     how_sharp = turn.add_mutually_exclusive_group(required=True)
@@ -56,32 +56,21 @@ def _add_drive(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"))
 
 
-def _straight(options: argparse.Namespace) -> "Tensor":  # [T, 4, 4]
-    from merope.geometry.drives import straight_drive
-
-    return straight_drive(options.speed, options.seconds, options.fps)
-
-
-def _turn(options: argparse.Namespace) -> "Tensor":  # [T, 4, 4]
+def _drive(options: argparse.Namespace) -> "Tensor":  # [T, 4, 4]
     from merope.errors import invalid
-    from merope.geometry.drives import turning_drive
+    from merope.geometry.drives import shifting_drive, stop_and_go_drive, straight_drive, turning_drive
 
+    if options.what == "straight":
+        return straight_drive(options.speed, options.seconds, options.fps)
+    timing = (options.start, options.seconds, options.fps)
+    if options.what == "shift":
+        return shifting_drive(options.speed, options.offset, *timing)
+    if options.what == "stop":
+        return stop_and_go_drive(options.speed, options.stop, *timing)
     if options.radius == 0.0:
         raise invalid("radius", "positive (to the right) or negative", 0, "pass the radius of the circle in metres")
     yaw_rate_rad_s = options.speed / options.radius if options.yaw_rate is None else math.radians(options.yaw_rate)
-    return turning_drive(options.speed, yaw_rate_rad_s, options.start, options.seconds, options.fps)
-
-
-def _shift(options: argparse.Namespace) -> "Tensor":  # [T, 4, 4]
-    from merope.geometry.drives import shifting_drive
-
-    return shifting_drive(options.speed, options.offset, options.start, options.seconds, options.fps)
-
-
-def _stop(options: argparse.Namespace) -> "Tensor":  # [T, 4, 4]
-    from merope.geometry.drives import stop_and_go_drive
-
-    return stop_and_go_drive(options.speed, options.stop, options.start, options.seconds, options.fps)
+    return turning_drive(options.speed, yaw_rate_rad_s, *timing)
 
 
 def _make(options: argparse.Namespace) -> int:
@@ -92,7 +81,7 @@ def _make(options: argparse.Namespace) -> int:
 
     height, width = options.size
     lens = lens_of_fov(options.fov, options.xi, width, height)
-    poses = options.made(options)
+    poses = _drive(options)
     times_s = torch.arange(len(poses), dtype=torch.float64) / options.fps
     convention = "made by merope path: camera-to-world, OpenCV axes, metres"
     _write(Trajectory(poses, True, convention, times_s, lens, name=options.out.stem), options)
@@ -131,12 +120,11 @@ def _described(path: "Trajectory") -> str:
 
     from merope.geometry.drives import motion
 
-    if path.timestamps_s is None:
-        length = motion(path.world_from_camera, torch.arange(path.count, dtype=torch.float64)).length_m
-        return f"{path.count} poses without times, {length:.4g} {'m' if path.is_metric else 'units'} long"
-    moved = motion(path.world_from_camera, path.timestamps_s)
-    seconds, unit = float(path.timestamps_s[-1] - path.timestamps_s[0]), "m" if path.is_metric else "units"
+    times_s, unit = path.timestamps_s, "m" if path.is_metric else "units"
+    moved = motion(path.world_from_camera, torch.arange(path.count) if times_s is None else times_s)
+    if times_s is None:
+        return f"{path.count} poses without times, {moved.length_m:.4g} {unit} long"
     return (
-        f"{path.count} poses, {seconds:.3g} s, {moved.length_m:.4g} {unit} long, top speed {moved.top_speed_m_s:.3g} "
-        f"{unit}/s, largest yaw rate {math.degrees(moved.top_turn_rad_s):.3g}°/s"
+        f"{path.count} poses, {float(times_s[-1] - times_s[0]):.3g} s, {moved.length_m:.4g} {unit} long, top speed "
+        f"{moved.top_speed_m_s:.3g} {unit}/s, largest yaw rate {math.degrees(moved.top_turn_rad_s):.3g}°/s"
     )

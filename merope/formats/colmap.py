@@ -53,12 +53,11 @@ MODELS: dict[str, tuple[Callable[..., Lens], str]] = {
     "EUCM": (ExtendedUnified, "fx fy cx cy alpha beta"),
     "EQUIRECTANGULAR": (Equirectangular, "w h"),
 }
-NUMBERS = {
-    0: "SIMPLE_PINHOLE", 1: "PINHOLE", 2: "SIMPLE_RADIAL", 3: "RADIAL", 4: "OPENCV", 5: "OPENCV_FISHEYE",
-    6: "FULL_OPENCV", 7: "FOV", 8: "SIMPLE_RADIAL_FISHEYE", 9: "RADIAL_FISHEYE", 10: "THIN_PRISM_FISHEYE",
-    11: "RAD_TAN_THIN_PRISM_FISHEYE", 12: "SIMPLE_DIVISION", 13: "DIVISION", 14: "SIMPLE_FISHEYE", 15: "FISHEYE",
-    16: "EUCM", 17: "EQUIRECTANGULAR",
-}  # of models in cameras.bin  # fmt: skip
+NUMBERED = (
+    "SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE", "FULL_OPENCV", "FOV",
+    "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE", "THIN_PRISM_FISHEYE", "RAD_TAN_THIN_PRISM_FISHEYE", "SIMPLE_DIVISION",
+    "DIVISION", "SIMPLE_FISHEYE", "FISHEYE", "EUCM", "EQUIRECTANGULAR",
+)  # models as cameras.bin counts them  # fmt: skip
 POINT_BYTES = 24  # x, y and the number of the 3-D point
 BEST_MODEL = ("PINHOLE", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE", "EUCM", "EQUIRECTANGULAR")  # tried for writing
 
@@ -121,9 +120,9 @@ def _binary_cameras(path: Path) -> dict[int, Camera]:
         for _ in range(_unpack(file, "<Q")[0]):
             number, model, width, height = _unpack(file, "<iiQQ")
             place = f"{path} camera {number}"
-            layout = _layout(place, NUMBERS.get(model, f"number {model}"))
-            values = _unpack(file, f"<{len(layout.split())}d")
-            cameras[number] = _camera(NUMBERS[model], (width, height), values)
+            name = NUMBERED[model] if 0 <= model < len(NUMBERED) else f"number {model}"
+            values = _unpack(file, f"<{len(_layout(place, name).split())}d")
+            cameras[number] = _camera(name, (width, height), values)
     return cameras
 
 

@@ -12,7 +12,7 @@ from lens_zoo import LENSES
 from paths import largest, lens_difference, random_trajectory
 
 from merope import formats
-from merope.formats.colmap import MODELS, NUMBERS
+from merope.formats.colmap import MODELS, NUMBERED
 from merope.geometry.poses import inverse
 
 PARAMETERS = {
@@ -73,7 +73,7 @@ def test_binary_models_are_those_of_the_text(tmp_path: Path, model: str) -> None
 
 def test_numbers_of_models_are_those_of_colmap() -> None:
     theirs = {int(number): name for name, number in pycolmap.CameraModelId.__members__.items() if name != "INVALID"}
-    assert theirs == NUMBERS
+    assert theirs == dict(enumerate(NUMBERED))
 
 
 def test_points_of_images_are_skipped(tmp_path: Path) -> None:
@@ -109,6 +109,9 @@ def test_damaged_binary_models_are_refused(tmp_path: Path) -> None:
         formats.read(tmp_path)
     (tmp_path / "cameras.bin").write_bytes(struct.pack("<QiiQQ", 1, 3, 7, 640, 480))
     with pytest.raises(ValueError, match=r"camera 3 must be one of the models SIMPLE_PINHOLE.*got FOV"):
+        formats.read(tmp_path)
+    (tmp_path / "cameras.bin").write_bytes(struct.pack("<QiiQQ", 1, 3, 99, 640, 480))
+    with pytest.raises(ValueError, match=r"camera 3 must be one of the models SIMPLE_PINHOLE.*got number 99"):
         formats.read(tmp_path)
 
 

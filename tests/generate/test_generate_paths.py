@@ -141,3 +141,12 @@ def test_as_many_poses_are_made_as_the_clip_has(tmp_path: Path) -> None:
     formats.write(path_of(straight_drive(10), rate_hz=10.0), tmp_path / "path.json")
     with pytest.raises(ValueError, match=r"fps must be positive and at most 1000, got 1e\+09"):
         config_of(tmp_path / "path.json", fov_deg=90.0, fps=1e9)
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("milliseconds", 1e3), ("nanoseconds", 1e9)])
+def test_times_in_another_unit_make_no_clip(tmp_path: Path, unit: str, factor: float) -> None:
+    """33.6 m in 4 s: in milliseconds the first 4 s of it were 0.03 m."""
+    drive = path_of(straight_drive(49, step_m=0.7), rate_hz=12.0 / factor)
+    formats.write(drive, tmp_path / "path.json")
+    with pytest.raises(ValueError, match=rf"path.json: times are not in seconds.*if they are in {unit}, divide them"):
+        camera_path(config_of(tmp_path / "path.json", fov_deg=90.0))
