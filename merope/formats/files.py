@@ -16,6 +16,7 @@ from merope.geometry.quaternions import matrix_from_quaternion
 
 QUATERNION_TOLERANCE = 1e-2  # files with four digits are off by 1e-4
 SAMPLE_LINES = 8
+HEAD_BYTES = 64
 MOST_DIGITS = 20  # of 2⁶⁴
 CUT_OFF = "the file is cut off, damaged or of another format"
 
@@ -38,9 +39,7 @@ def take_sample(path: Path) -> Sample:
     """Look into a file or folder."""
     if path.is_dir():
         return Sample(files=frozenset(child.name for child in path.iterdir()))
-    with path.open("rb") as file:
-        head = file.read(64)
-    if head.startswith(b"\x93NUMPY"):
+    if _head(path).startswith(b"\x93NUMPY"):
         return Sample(array_shape=load_array(path).shape)
     text = read_text(path)
     if text.lstrip()[:1] in ("{", "["):
@@ -49,8 +48,15 @@ def take_sample(path: Path) -> Sample:
     return Sample(lines=tuple(line for line in lines if line)[:SAMPLE_LINES])
 
 
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
 def read_text(path: Path) -> str:
     """The text of a file, refused if empty or not UTF-8."""
+    if (zero := _head(path).find(b"\0")) >= 0:  # a video, say: it need not be read to its end
+        raise invalid(str(path), "UTF-8 text", f"binary data at byte {zero}", CUT_OFF)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

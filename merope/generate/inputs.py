@@ -72,15 +72,19 @@ class GenerateConfig:
 
     def path_source(self) -> PathSource:
         """How the clip's cameras are read."""
-        reading = (
-            self.trajectory_format,
-            self.trajectory_options,
-            self.assume_metric,
-            self.lens,
-            self.fov_deg,
-            self.xi,
+        return PathSource(
+            file=self.trajectory,
+            frames=self.frames,
+            fps=self.fps,
+            height=self.height,
+            width=self.width,
+            format=self.trajectory_format,
+            options=self.trajectory_options,
+            assume_metric=self.assume_metric,
+            lens=self.lens,
+            fov_deg=self.fov_deg,
+            xi=self.xi,
         )
-        return PathSource(self.trajectory, self.frames, self.fps, self.height, self.width, *reading)
 
     def _check_outputs(self) -> None:
         """Refuse a name for the clip under which one of its files would replace an input."""

@@ -12,7 +12,13 @@ from torch.nn.functional import normalize, pad
 
 from merope.errors import invalid
 from merope.geometry.poses import check_rigid, relative, rigid
-from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle, quaternion_from_matrix
+from merope.geometry.quaternions import (
+    matrix_from_quaternion,
+    quaternion_from_axis_angle,
+    quaternion_from_matrix,
+    sinc,
+    slerp,
+)
 
 SPEED_RANGE_M_S = (2.0, 15.0)
 MAX_ACCELERATION_M_S2 = 3.0  # along and across the road: brisk, but what passengers accept
@@ -89,7 +95,7 @@ def unicycle_path(
     turn_rad, length_m = rate / _checked_rate(frame_rate_hz), speed / frame_rate_hz
     heading_rad = pad(turn_rad.cumsum(0), (1, 0))
     middle_rad = heading_rad[:-1] + turn_rad / 2
-    chord_m = length_m * _sinc(turn_rad / 2)
+    chord_m = length_m * sinc(turn_rad / 2)
     steps_m = torch.stack((chord_m * middle_rad.sin(), torch.zeros_like(chord_m), chord_m * middle_rad.cos()), dim=-1)
     down = heading_rad.new_tensor([0.0, 1.0, 0.0])
     return rigid(_turn_about(down, heading_rad), pad(steps_m.cumsum(0), (0, 0, 1, 0)))
@@ -120,7 +126,7 @@ def turn(
     steps = tail[:, :3, 3].diff(dim=0)
     rise = (steps @ down)[:, None] * down
     level = _turn_about(down, added_yaw_rad - added_turn_rad / 2) @ (steps - rise)[..., None]
-    arc_factor = _sinc((own_turn_rad + added_turn_rad) / 2) / _sinc(own_turn_rad / 2)  # keeps arcs, not chords, as long
+    arc_factor = sinc((own_turn_rad + added_turn_rad) / 2) / sinc(own_turn_rad / 2)  # keeps arcs, not chords, as long
     centres = tail[:1, :3, 3] + (rise + arc_factor[:, None] * level.squeeze(-1)).cumsum(0)
     turned = rigid(_turn_about(down, added_yaw_rad) @ tail[1:, :3, :3], centres)
     return torch.cat((world_from_camera[:after].to(torch.float64), turned))
@@ -209,10 +215,6 @@ def _turn_about(axis: Tensor, angle_rad: Tensor) -> Tensor:  # [3], [N] -> [N, 3
     return matrix_from_quaternion(quaternion_from_axis_angle(axis.expand(*angle_rad.shape, 3), angle_rad))
 
 
-def _sinc(x: Tensor) -> Tensor:
-    return torch.sinc(x / math.pi)  # torch's sinc(x) is sin(πx)/(πx)
-
-
 def smoothstep(x: Tensor) -> Tensor:
     """3x² − 2x³: from 0 to 1 with slope 0 at both ends."""
     return x.square() * (3.0 - 2.0 * x)
@@ -238,16 +240,6 @@ def interpolate(
     a, b = path[after - 1], path[after]
     quaternion = slerp(quaternion_from_matrix(a[:, :3, :3]), quaternion_from_matrix(b[:, :3, :3]), share)
     return rigid(matrix_from_quaternion(quaternion), a[:, :3, 3] + share[:, None] * (b[:, :3, 3] - a[:, :3, 3]))
-
-
-def slerp(a: Tensor, b: Tensor, share: Tensor) -> Tensor:  # [..., 4] unit twice, [...] 0 at a, 1 at b -> [..., 4]
-    """Constant turn from a to b, the short way round; opposite orientations (180°) are turned either way."""
-    b = torch.where((a * b).sum(-1, keepdim=True) < 0, -b, b)
-    half_rad = torch.atan2(torch.linalg.vector_norm(b - a, dim=-1), torch.linalg.vector_norm(b + a, dim=-1))
-    angle_rad = 2.0 * half_rad  # at most π/2 after the flip, so sin(angle) vanishes at 0 only
-    weight_a = (1 - share) * _sinc((1 - share) * angle_rad) / _sinc(angle_rad)
-    weight_b = share * _sinc(share * angle_rad) / _sinc(angle_rad)
-    return normalize(weight_a[..., None] * a + weight_b[..., None] * b, dim=-1)
 
 
 def resample(

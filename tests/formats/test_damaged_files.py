@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import resource
 import struct
 from collections.abc import Iterator
@@ -151,3 +152,15 @@ def test_coordinates_beyond_all_reason_are_refused(tmp_path: Path, format: str) 
     (tmp_path / "path.txt").write_text("\n".join(row.format(f"{k}e160", k) for k in range(3)))
     with pytest.raises(ValueError, match=r"world_from_camera must be within 1e\+12 of the origin, got 2e\+160"):
         formats.read(tmp_path / "path.txt")
+
+
+@pytest.mark.parametrize("format", [*formats.FORMATS, None])
+def test_large_binary_files_are_not_read(tmp_path: Path, format: str | None) -> None:
+    """A terabyte of zeros, which takes no place on the disk."""
+    path = tmp_path / "images.txt"
+    path.touch()
+    os.truncate(path, 2**40)
+    (tmp_path / "cameras.txt").write_text("1 PINHOLE 640 480 500 500 320 240\n")
+    options = {} if format is None else NEEDS[format][2]
+    with pytest.raises(ValueError, match=r"images.txt must be"):
+        formats.read(path, format, **options)
