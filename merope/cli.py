@@ -10,6 +10,7 @@ from merope.commands.data import add_cache, add_curate, add_synth
 from merope.commands.evaluation import add_evaluate, add_fidelity
 from merope.commands.look import add_demo, add_growth, add_taxonomy
 from merope.commands.models import add_analyse, add_generate, add_train
+from merope.commands.paths import add_path
 
 EXTRAS = {
     **dict.fromkeys(("diffusers", "transformers", "accelerate", "ftfy"), "wan"),
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_growth(commands.add_parser("growth", help="measure and draw what camera encodings do as the baseline grows"))
     add_taxonomy(commands.add_parser("taxonomy", help="measure the paper's table of encodings; exit 1 if it differs"))
     add_curate(commands.add_parser("curate", help="cluster trajectories, keep prototypes, write a manifest"))
+    add_path(commands.add_parser("path", help="make a camera path from a few numbers, or convert one"))
     add_generate(commands.add_parser("generate", help="a trajectory, a prompt and first frames to a video"))
     add_analyse(commands.add_parser("analyse", help="what a camera branch does in a model: two pictures and numbers"))
     add_evaluate(commands.add_parser("evaluate", help="how well videos follow their camera paths; a report page"))

@@ -1,13 +1,10 @@
 """Cameras, times and latents of one batch: which clip serves which sample, and one camera per latent frame."""
 
-import copy
-
 import torch
 
 from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import repeated
 
 
 def check_frame_count(cameras: Cameras, latent_frames: int, latent_stride: int) -> None:
@@ -33,14 +30,4 @@ def matched_batch(cameras: Cameras, times: Times | None, batch: int) -> tuple[Ca
         return cameras, times
     if times is not None and torch.as_tensor(times).ndim == 2:
         times = torch.as_tensor(times).repeat_interleave(copies, dim=0)
-    return _repeated(cameras, copies), times
-
-
-def _repeated(cameras: Cameras, copies: int) -> Cameras:  # [b, V] -> [b · copies, V]
-    """Every clip `copies` times in a row; a copy keeps what the cameras know about the precision they came in."""
-    more = copy.copy(cameras)
-    object.__setattr__(more, "world_from_camera", cameras.world_from_camera.repeat_interleave(copies, dim=0))
-    object.__setattr__(more, "lens", repeated(cameras.lens, copies))
-    if cameras.has_pose is not None:
-        object.__setattr__(more, "has_pose", cameras.has_pose.repeat_interleave(copies, dim=0))
-    return more
+    return cameras.repeated(copies), times

@@ -37,12 +37,9 @@ from merope.encodings.additive import AdditiveFeatures
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Times
 from merope.errors import invalid
-from merope.geometry.cameras import Cameras
+from merope.geometry.cameras import LATENT_STRIDE, Cameras
 
 POSE_CONVENTION = "world_from_camera (camera-to-world), OpenCV axes (x right, y down, z forward), metres"
-
-LATENT_STRIDE = 4
-"""RGB frames per latent frame of Wan's VAEs; a latent frame has the pose of its RGB frame 4n."""
 
 RGB_CHANNELS = 3
 """Of a model of pixels, whose latent frames are the RGB frames themselves; Wan's VAEs make more channels."""

@@ -11,7 +11,6 @@ Either way a reference has the time of the frame that it was matched with plus 1
 world as the video's, so that the encoding relates the two in metres.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -26,8 +25,7 @@ from merope.attention.plan import AttentionPlan
 from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import parameters
-from merope.geometry.lenses import Lens
+from merope.geometry.lens_batches import kind
 
 HistoryPath = Literal["sa", "ca"]
 
@@ -138,39 +136,12 @@ def joint_times(times: Times | None, frames: int, history: HistoryReferences) ->
 
 
 def joined(video: Cameras, references: Cameras) -> Cameras:  # [(B,) V], [(B,) R] -> [(B,) V + R]
-    """All cameras of a joint self-attention. Precision is that of the coarser poses."""
-    lead = torch.broadcast_shapes(video.world_from_camera.shape[:-3], references.world_from_camera.shape[:-3])
-    poses = [c.world_from_camera.expand(*lead, c.count, 4, 4) for c in (video, references)]
-    known = None
-    if video.has_pose is not None or references.has_pose is not None:
-        flags = [poses[0].new_ones(c.count).bool() if c.has_pose is None else c.has_pose for c in (video, references)]
-        known = torch.cat([f.expand(*lead, f.shape[-1]) for f in flags], dim=-1)
-    both = copy.copy(video)
-    object.__setattr__(both, "world_from_camera", torch.cat(poses, dim=-3))
-    object.__setattr__(both, "lens", _joined_lens(video, references))
-    object.__setattr__(both, "has_pose", known)
-    object.__setattr__(both, "dtype", torch.promote_types(video.dtype, references.dtype))
-    coarser = max(video.given_dtype, references.given_dtype, key=lambda dtype: torch.finfo(dtype).eps)
-    object.__setattr__(both, "given_dtype", coarser)
-    return both
-
-
-def _joined_lens(video: Cameras, references: Cameras) -> Lens:
-    a, b = video.lens, references.lens
-    if type(a) is not type(b) or (a.width, a.height) != (b.width, b.height):
-        got = " and ".join(f"{type(lens).__name__} {lens.width}×{lens.height}" for lens in (a, b))
+    """All cameras of a joint self-attention."""
+    if kind(video.lens) != kind(references.lens):
+        got = f"{kind(video.lens)} and {kind(references.lens)}"
         fix = 'undistort and scale the references, or use history "ca", whose two sides may differ'
         raise invalid("history.cameras.lens", 'of the video\'s kind and size for history "sa"', got, fix)
-    theirs = parameters(b)
-    tensors = {name: (value, theirs[name]) for name, value in parameters(a).items()}
-    if not a.batch_shape and not b.batch_shape and all(torch.equal(x, y) for x, y in tensors.values()):
-        return a
-    lead = torch.broadcast_shapes(a.batch_shape[:-1], b.batch_shape[:-1])
-    sides = ((*lead, video.count), (*lead, references.count))
-    both = {
-        name: torch.cat([x.expand(s) for x, s in zip(pair, sides, strict=True)], -1) for name, pair in tensors.items()
-    }
-    return replace(a, **both)  # type: ignore[type-var]
+    return video.joined(references)
 
 
 def with_references(

@@ -67,7 +67,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         "--trajectory-option",
         action="append",
         default=[],
-        type=_key_and_value,
+        type=key_and_value,
         metavar="KEY=VALUE",
         help="what the format needs besides, such as camera=cam01 or image_size=[640,360]; may be repeated",
     )
@@ -86,7 +86,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
 
 
-def _key_and_value(text: str) -> tuple[str, object]:
+def key_and_value(text: str) -> tuple[str, object]:
     """camera=cam01 as ("camera", "cam01"), image_size=[640,360] as ("image_size", (640, 360))."""
     import json
 
@@ -136,32 +136,22 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
 
 
 def _analyse(options: argparse.Namespace) -> int:
-    from merope.generate.inputs import GenerateConfig, camera_path, warn_of_idle_weights
+    from merope.generate.camera_path import PathSource, read_clip_path
+    from merope.generate.inputs import chosen_device, chosen_dtype, warn_of_idle_weights
     from merope.geometry.cameras import Cameras
     from merope.paper.analysis import AnalyseConfig, analyse_model
 
     height, width = options.size
-    clip = GenerateConfig(  # the clip whose making is watched
-        model=options.model,
-        branch=options.branch,
-        trajectory=options.trajectory,
-        out=options.out / "clip.mp4",
-        transformer=options.transformer,
-        assume_metric=options.assume_metric,
-        fov_deg=options.fov,
-        height=height,
-        width=width,
-        frames=options.frames,
-        fps=options.fps,
-        steps=options.steps,
-        dtype=options.dtype,
-        device=options.device,
-    )
-    warn_of_idle_weights(clip)
-    path = camera_path(clip)
+    lens = {"assume_metric": options.assume_metric, "fov_deg": options.fov}
+    source = PathSource(options.trajectory, options.frames, options.fps, height, width, **lens)
+    device = chosen_device(options.device)
+    model, branch = os.path.expanduser(options.model), os.path.expanduser(options.branch)
+    transformer = None if options.transformer is None else os.path.expanduser(options.transformer)
+    run = (options.steps, options.seed, chosen_dtype(options.dtype, device), device)
+    config = AnalyseConfig(model, branch, options.out, height, width, *run, transformer)
+    warn_of_idle_weights(model, branch, transformer)
+    path = read_clip_path(source)
     assert path.lens is not None
-    run = (clip.steps, options.seed, clip.run_dtype, clip.run_device)
-    config = AnalyseConfig(clip.model, clip.branch, options.out, height, width, *run, clip.transformer)
     analysis = analyse_model(config, Cameras(path.world_from_camera, path.lens))
     for block, amplitude, share in zip(analysis.blocks, analysis.amplitude, analysis.share, strict=True):
         print(f"block {block:>3}  amplitude {float(amplitude):.4f}  {float(share):6.1%} of all")

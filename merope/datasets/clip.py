@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.cameras import Cameras
+from merope.geometry.cameras import LATENT_STRIDE, Cameras
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid
-
-LATENT_STRIDE = 4
-"""RGB frames per latent frame of a causal video VAE; latent frame n has the pose of RGB frame 4n."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,14 @@
 """A path from a file, driven down the demo's street, and how far that is from what the model was trained on."""
 
 import math
-import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from merope import formats
 from merope.errors import invalid
 from merope.evaluate.metrics import rotation_angle
-from merope.generate.inputs import at_frame_rate, first_frames
+from merope.generate.camera_path import PathSource, read_clip_path
 from merope.geometry.poses import relative
 from merope.geometry.trajectories import MAX_YAW_RATE_RAD_S, SPEED_RANGE_M_S
 from merope.world.clips import WorldClips
@@ -30,21 +28,17 @@ def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  #
 
     Without times, every pose is a frame, as in `merope generate`. Lenses in the file are not read.
     """
-    trajectory = formats.read(file, is_metric=True if assume_metric else None)
-    if not trajectory.is_metric:
-        fix = "scale it to metres, or pass --assume-metric if it is in metres already"
-        raise invalid(str(file), "in metres", f"a path of arbitrary scale ({trajectory.convention})", fix)
-    for finding in formats.validate(trajectory):
-        if finding.severity == "error":
-            raise ValueError(f"{file}: {finding.message}; {finding.hint}")
-        print(f"warning: {file}: {finding.message}; {finding.hint}", file=sys.stderr)
-    path = at_frame_rate(trajectory, clips.frame_rate_hz)
-    if path.count < clips.frames:
-        duration_s = (clips.frames - 1) / clips.frame_rate_hz
-        expected = f"at least {duration_s:g} s long, or {clips.frames} poses without times"
-        got = f"{path.count} frames at {clips.frame_rate_hz:g} Hz ({trajectory.count} poses in the file)"
-        raise invalid(str(file), expected, got, "use a longer path")
-    poses = first_frames(path, clips.frames).world_from_camera
+    source = PathSource(
+        file,
+        clips.frames,
+        clips.frame_rate_hz,
+        clips.height,
+        clips.width,
+        assume_metric=assume_metric,
+        fov_deg=clips.fov_deg[0],
+        xi=clips.xi[0],
+    )
+    poses = read_clip_path(source).world_from_camera
     poses = relative(poses[:1], poses)
     lowest_m = float(poses[:, 1, 3].max())
     if lowest_m > LOWEST_M:

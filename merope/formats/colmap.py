@@ -1,13 +1,16 @@
 """COLMAP models: a folder with cameras.txt and images.txt, or with the .bin files that COLMAP writes by itself.
 
 images.txt has two lines per image, `ID qw qx qy qz tx ty tz CAMERA_ID NAME` (camera_from_world, OpenCV axes) and its
-2-D points, which may be blank. COLMAP puts the centre of the top-left pixel at (0.5, 0.5), as this library does.
+2-D points, which may be blank. images.bin holds the same, little-endian. COLMAP puts the centre of the top-left pixel
+at (0.5, 0.5), as this library does.
 """
 
+import os
+import struct
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -28,6 +31,7 @@ from merope.formats.files import (
     shown,
 )
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, ExtendedUnified, Lens, Pinhole
 from merope.geometry.poses import inverse
@@ -49,6 +53,12 @@ MODELS: dict[str, tuple[Callable[..., Lens], str]] = {
     "EUCM": (ExtendedUnified, "fx fy cx cy alpha beta"),
     "EQUIRECTANGULAR": (Equirectangular, "w h"),
 }
+NUMBERED = (
+    "SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE", "FULL_OPENCV", "FOV",
+    "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE", "THIN_PRISM_FISHEYE", "RAD_TAN_THIN_PRISM_FISHEYE", "SIMPLE_DIVISION",
+    "DIVISION", "SIMPLE_FISHEYE", "FISHEYE", "EUCM", "EQUIRECTANGULAR",
+)  # models as cameras.bin counts them  # fmt: skip
+POINT_BYTES = 24  # x, y and the number of the 3-D point
 BEST_MODEL = ("PINHOLE", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE", "EUCM", "EQUIRECTANGULAR")  # tried for writing
 
 
@@ -77,11 +87,12 @@ def is_model(files: Container[str]) -> bool:
 def read(path: Path) -> Trajectory:
     """The images of a COLMAP model in the natural order of their names. path: the folder, or images.txt in it."""
     folder = path if path.is_dir() else path.parent
-    if (folder / "images.bin").is_file() and not (folder / "images.txt").is_file():
-        return _read_binary(folder)
-    cameras = _read_cameras(folder / "cameras.txt")
-    headers = _image_headers(folder / "images.txt")
-    require_rows(folder / "images.txt", headers, IMAGE_LAYOUT + " name")
+    is_binary = (folder / "images.bin").is_file() and not (folder / "images.txt").is_file()
+    kind, read_cameras, read_images = (
+        ("bin", _binary_cameras, _binary_images) if is_binary else ("txt", _text_cameras, _text_images)
+    )
+    cameras, headers = read_cameras(folder / f"cameras.{kind}"), read_images(folder / f"images.{kind}")
+    require_rows(folder / f"images.{kind}", headers, IMAGE_LAYOUT + " name")
     headers = [headers[k] for k in natural_order([name for _, _, name in headers])]
     places = [place for place, _, _ in headers]
     rows = torch.tensor([values for _, values, _ in headers], dtype=torch.float64)
@@ -89,9 +100,9 @@ def read(path: Path) -> Trajectory:
     camera_from_world = poses_from_rows(places, torch.cat((rotation, rows[:, 5:8, None]), dim=-1))
     used = []
     for place, values, _ in headers:
-        if int(values[8]) not in cameras:
-            expected = f"an image of a camera in cameras.txt ({sorted(cameras)[:12]})"
-            raise invalid(place, expected, int(values[8]), "export cameras.txt and images.txt together")
+        if values[8] not in cameras:
+            expected = f"an image of a camera in cameras.{kind} ({sorted(cameras)[:12]})"
+            raise invalid(place, expected, f"{values[8]:g}", "export both files together")
         used.append(cameras[int(values[8])])
     return Trajectory(
         world_from_camera=inverse(camera_from_world),
@@ -103,40 +114,74 @@ def read(path: Path) -> Trajectory:
     )
 
 
-def _read_binary(folder: Path) -> Trajectory:
-    """By way of the same model as text, which has all digits."""
-    try:
-        import pycolmap
-    except ImportError:
-        fix = "pip install pycolmap, or colmap model_converter --input_path … --output_path … --output_type TXT"
-        raise invalid(str(folder), "a model as text without pycolmap", "a binary one", fix) from None
-    with TemporaryDirectory() as text:
-        try:
-            pycolmap.Reconstruction(folder).write_text(text)
-            return replace(read(Path(text)), name=folder.name)
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{folder}, as text: {str(error).replace(text, str(folder))}") from None
-
-
-def _read_cameras(path: Path) -> dict[int, Camera]:
+def _binary_cameras(path: Path) -> dict[int, Camera]:
     cameras = {}
-    for place, text in data_lines(path):
-        words = text.split()
-        if len(words) < 4 or as_numbers([words[0], *words[2:4]]) is None:
-            raise invalid(place, "CAMERA_ID MODEL WIDTH HEIGHT PARAMS", repr(text[:60]), CUT_OFF)
-        if words[1] not in MODELS:
-            fix = "undistort the images with COLMAP, or fit one of these models"
-            raise invalid(place, f"one of the models {', '.join(MODELS)}", words[1], fix)
-        make, layout = MODELS[words[1]]
-        values = dict(zip(layout.split(), numbers(place, words[4:], layout), strict=True))
-        if "f" in values:
-            values["fx"] = values["fy"] = values.pop("f")
-        parameters = {name: value for name, value in values.items() if name not in ("w", "h")}
-        cameras[int(words[0])] = Camera(make, (int(words[2]), int(words[3])), parameters)
+    with path.open("rb") as file:
+        for _ in range(_unpack(file, "<Q")[0]):
+            number, model, width, height = _unpack(file, "<iiQQ")
+            place = f"{path} camera {number}"
+            name = NUMBERED[model] if 0 <= model < len(NUMBERED) else f"number {model}"
+            values = _unpack(file, f"<{len(_layout(place, name).split())}d")
+            cameras[number] = _camera(name, (width, height), values)
     return cameras
 
 
-def _image_headers(path: Path) -> list[tuple[str, list[float], str]]:  # place, nine numbers, name
+def _binary_images(path: Path) -> list[tuple[str, list[float], str]]:  # place, nine numbers, name
+    headers = []
+    with path.open("rb") as file:
+        for _ in range(_unpack(file, "<Q")[0]):
+            number, *pose, camera = _unpack(file, "<I7dI")
+            name = bytearray()
+            while (letter := _unpack(file, "<c")[0]) != b"\0":
+                name += letter
+            headers.append((f"{path} image {number}", [number, *pose, camera], name.decode("utf-8", "replace")))
+            _skip(file, POINT_BYTES * _unpack(file, "<Q")[0])
+    return headers
+
+
+def _unpack(file: BinaryIO, layout: str) -> tuple[Any, ...]:
+    """The next numbers of a binary file."""
+    data = file.read(size := struct.calcsize(layout))
+    if len(data) < size:
+        raise invalid(file.name, "a whole COLMAP file", f"one that ends after {file.tell()} bytes", CUT_OFF)
+    return struct.unpack(layout, data)
+
+
+def _skip(file: BinaryIO, count: int) -> None:
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if count > left:
+        raise invalid(file.name, f"a whole COLMAP file, with {count} more bytes", f"{left} of them", CUT_OFF)
+    file.seek(count, os.SEEK_CUR)
+
+
+def _text_cameras(path: Path) -> dict[int, Camera]:
+    cameras = {}
+    for place, text in data_lines(path):
+        words = text.split()
+        if len(words) < 4 or not all(word.isdecimal() for word in (words[0], *words[2:4])):
+            raise invalid(place, "CAMERA_ID MODEL WIDTH HEIGHT PARAMS", repr(text[:60]), CUT_OFF)
+        values = numbers(place, words[4:], _layout(place, words[1]))
+        cameras[int(words[0])] = _camera(words[1], (int(words[2]), int(words[3])), values)
+    return cameras
+
+
+def _layout(place: str, model: str) -> str:
+    """The names of a model's parameters."""
+    if model not in MODELS:
+        fix = "undistort the images with COLMAP, or fit one of these models"
+        raise invalid(place, f"one of the models {', '.join(MODELS)}", model, fix)
+    return MODELS[model][1]
+
+
+def _camera(model: str, size: tuple[int, int], parameters: Sequence[float]) -> Camera:
+    make, layout = MODELS[model]
+    values = dict(zip(layout.split(), parameters, strict=True))
+    if "f" in values:
+        values["fx"] = values["fy"] = values.pop("f")
+    return Camera(make, size, {name: value for name, value in values.items() if name not in ("w", "h")})
+
+
+def _text_images(path: Path) -> list[tuple[str, list[float], str]]:  # place, nine numbers, name
     """Every other line, counted from the first that is no comment: the lines of points may be blank."""
     lines = enumerate(read_text(path).splitlines(), start=1)
     headers = []
@@ -174,7 +219,6 @@ def _lens(folder: Path, cameras: Sequence[Camera]) -> Lens:
 
 def write(trajectory: Trajectory, path: Path) -> None:
     """A folder with cameras.txt, images.txt and an empty points3D.txt, which COLMAP and pycolmap open."""
-    path.mkdir(parents=True, exist_ok=True)
     camera_lines = _camera_lines(trajectory)
     camera_from_world = inverse(trajectory.world_from_camera)
     rows = torch.cat((quaternion_from_matrix(camera_from_world[:, :3, :3]), camera_from_world[:, :3, 3]), dim=-1)
@@ -183,9 +227,9 @@ def write(trajectory: Trajectory, path: Path) -> None:
         f"{k} {shown(row)} {min(k, len(camera_lines))} {name}\n\n"
         for k, (row, name) in enumerate(zip(rows.tolist(), names, strict=True), start=1)
     ]
-    (path / "cameras.txt").write_text("# CAMERA_ID MODEL WIDTH HEIGHT PARAMS\n" + "".join(camera_lines), "utf-8")
-    (path / "images.txt").write_text("# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME\n" + "".join(images), "utf-8")
-    (path / "points3D.txt").write_text("# POINT3D_ID X Y Z R G B ERROR TRACK\n", "utf-8")
+    replace_text(path / "cameras.txt", "# CAMERA_ID MODEL WIDTH HEIGHT PARAMS\n" + "".join(camera_lines))
+    replace_text(path / "images.txt", "# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME\n" + "".join(images))
+    replace_text(path / "points3D.txt", "# POINT3D_ID X Y Z R G B ERROR TRACK\n")
 
 
 def _camera_lines(trajectory: Trajectory) -> list[str]:

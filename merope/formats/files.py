@@ -16,15 +16,9 @@ from merope.geometry.quaternions import matrix_from_quaternion
 
 QUATERNION_TOLERANCE = 1e-2  # files with four digits are off by 1e-4
 SAMPLE_LINES = 8
+HEAD_BYTES = 64
+MOST_DIGITS = 20  # of 2⁶⁴
 CUT_OFF = "the file is cut off, damaged or of another format"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of numbers and where it stands."""
-
-    place: str  # "file.txt:12"
-    values: list[float]
 
 
 @dataclass(frozen=True)
@@ -45,9 +39,7 @@ def take_sample(path: Path) -> Sample:
     """Look into a file or folder."""
     if path.is_dir():
         return Sample(files=frozenset(child.name for child in path.iterdir()))
-    with path.open("rb") as file:
-        head = file.read(64)
-    if head.startswith(b"\x93NUMPY"):
+    if _head(path).startswith(b"\x93NUMPY"):
         return Sample(array_shape=load_array(path).shape)
     text = read_text(path)
     if text.lstrip()[:1] in ("{", "["):
@@ -56,8 +48,15 @@ def take_sample(path: Path) -> Sample:
     return Sample(lines=tuple(line for line in lines if line)[:SAMPLE_LINES])
 
 
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
 def read_text(path: Path) -> str:
     """The text of a file, refused if empty or not UTF-8."""
+    if (zero := _head(path).find(b"\0")) >= 0:  # a video, say: it need not be read to its end
+        raise invalid(str(path), "UTF-8 text", f"binary data at byte {zero}", CUT_OFF)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,18 +69,26 @@ def read_text(path: Path) -> str:
 def load_json(path: Path) -> object:
     """The document of a JSON file."""
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text(path), parse_int=_whole_or_float)
     except json.JSONDecodeError as error:
         raise invalid(f"{path}:{error.lineno}", "valid JSON", f"{error.msg} at column {error.colno}", CUT_OFF) from None
+    except RecursionError:
+        raise invalid(str(path), "JSON of a camera path", "brackets nested too deeply", CUT_OFF) from None
+
+
+def _whole_or_float(digits: str) -> int | float:
+    """Numbers with more digits than any count, size or time has are floats, which may be inf."""
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits)
 
 
 def load_array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """The array of a NumPy file; pickled objects are refused."""
+    """The array of a NumPy file. It is mapped, so that a header which promises more than the file has costs nothing."""
     try:
-        array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise invalid(str(path), "a NumPy array of numbers", str(error), CUT_OFF) from None
-    return array
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except OSError:
+        raise
+    except Exception as error:  # headers are Python literals: what damaged ones raise is not documented
+        raise invalid(str(path), "a NumPy array of numbers", f"{type(error).__name__}: {error}", CUT_OFF) from None
 
 
 def data_lines(path: Path) -> Iterator[tuple[str, str]]:  # place, text
@@ -166,7 +173,7 @@ def matrix(place: str, rows: object, shape: tuple[int, int]) -> list[list[float]
     """A matrix of numbers of a JSON document."""
     try:
         array = np.array(rows, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         array = np.zeros(0)
     if array.shape != shape:
         got = list(array.shape) if array.size else repr(rows)[:60]

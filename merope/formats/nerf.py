@@ -15,6 +15,7 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.files import Sample, entry, frame_list, load_json, matrix, natural_order, shared_or_per_frame
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, Lens, Pinhole
 from merope.geometry.poses import check_rigid
@@ -65,6 +66,8 @@ def read_blender(path: Path, image_size: tuple[int, int] | None = None) -> Traje
     document = load_json(path)
     _, names, poses = _frames(path, document)
     angle_rad = _number(path, document, {}, "camera_angle_x")
+    if not 0.0 < angle_rad < math.pi:
+        raise invalid(f"{path} camera_angle_x", "between 0 and π", angle_rad, "repair the file")
     lens = None
     if image_size is not None:
         width, height = image_size
@@ -99,7 +102,7 @@ def _number(path: Path, document: object, frame: object, key: str, default: floa
     for place in (frame, document):
         if isinstance(place, Mapping) and key in place:
             value = place[key]
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 return float(value)
             raise invalid(f"{path} {key}", "a number", repr(value)[:40], "repair the file")
     if default is None:
@@ -205,4 +208,4 @@ def _write(
         {"file_path": name, **extra, "transform_matrix": rows}
         for name, extra, rows in zip(names, per_frame, matrices, strict=True)
     ]
-    path.write_text(json.dumps({**shared, "frames": frames}, indent=1) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps({**shared, "frames": frames}, indent=1) + "\n")

@@ -5,6 +5,7 @@ EuRoC: CSV of time in ns, position, qw qx qy qz of the IMU body, more columns ig
 """
 
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.formats.files import (
+    CUT_OFF,
     Sample,
     as_numbers,
     data_lines,
@@ -22,6 +24,7 @@ from merope.formats.files import (
     shown,
 )
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.poses import check_rigid, inverse
 from merope.geometry.quaternions import quaternion_from_matrix
 
@@ -82,10 +85,10 @@ def read_kitti(path: Path, times: Path | str | None = None) -> Trajectory:
 def write_kitti(trajectory: Trajectory, path: Path, times: Path | str | None = None) -> None:
     """12 numbers per line; times: a second file for the timestamps, which the format keeps apart."""
     rows = trajectory.world_from_camera[:, :3].flatten(1).tolist()
-    path.write_text("".join(shown(row) + "\n" for row in rows), encoding="utf-8")
+    replace_text(path, "".join(shown(row) + "\n" for row in rows))
     if times is not None:
         seconds = _timestamps(trajectory, "kitti with times=").tolist()
-        Path(times).write_text("".join(shown([time_s]) + "\n" for time_s in seconds), encoding="utf-8")
+        replace_text(Path(times), "".join(shown([time_s]) + "\n" for time_s in seconds))
 
 
 def read_tum(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
@@ -108,10 +111,19 @@ def read_tum(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
 
 def write_tum(trajectory: Trajectory, path: Path, body_from_camera: Tensor | None = None) -> None:
     """time tx ty tz qx qy qz qw, of the camera or of the body that body_from_camera [4, 4] puts it on."""
-    times = _timestamps(trajectory, "tum")
+    times = _clock_times(trajectory)
     centres, wxyz = _body_poses(trajectory, body_from_camera)
-    rows = torch.cat((times[:, None], centres, wxyz[:, [1, 2, 3, 0]]), dim=-1).tolist()
-    path.write_text(f"# {TUM_LAYOUT}\n" + "".join(shown(row) + "\n" for row in rows), encoding="utf-8")
+    rows = torch.cat((centres, wxyz[:, [1, 2, 3, 0]]), dim=-1).tolist()
+    lines = (f"{time} {shown(row)}\n" for time, row in zip(times, rows, strict=True))
+    replace_text(path, f"# {TUM_LAYOUT}\n" + "".join(lines))
+
+
+def _clock_times(trajectory: Trajectory) -> list[str]:
+    """Seconds on the source's clock, to the last digit."""
+    times_s = _timestamps(trajectory, "tum").tolist()
+    if not trajectory.time_origin_ns:
+        return [shown([time_s]) for time_s in times_s]
+    return [str(Decimal(trajectory.time_origin_ns + round(1e9 * time_s)).scaleb(-9)) for time_s in times_s]
 
 
 def read_euroc(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
@@ -121,25 +133,36 @@ def read_euroc(path: Path, body_from_camera: Tensor | None = None) -> Trajectory
     require_rows(path, lines, EUROC_LAYOUT)
     places = [place for place, _ in lines]
     width = len(EUROC_LAYOUT.split())
-    values = [numbers(place, text.split(",")[:width], EUROC_LAYOUT) for place, text in lines]
+    columns = [text.split(",")[:width] for _, text in lines]
+    values = [numbers(place, texts, EUROC_LAYOUT) for place, texts in zip(places, columns, strict=True)]
     rows = torch.tensor(values, dtype=torch.float64)
+    stamps_ns = [_whole_ns(place, texts[0]) for place, texts in zip(places, columns, strict=True)]
     return Trajectory(
         world_from_camera=_camera_poses(places, rows[:, 1:4], rows[:, 4:8], body_from_camera),
         is_metric=True,
         convention="EuRoC: IMU body-to-world, brought to the camera by body_from_camera; quaternions (w, x, y, z), "
         "metres, times from ns",
-        timestamps_s=rows[:, 0] / 1e9,
+        timestamps_s=torch.tensor([(stamp - stamps_ns[0]) / 1e9 for stamp in stamps_ns], dtype=torch.float64),
         name=path.stem,
+        time_origin_ns=stamps_ns[0],
     )
 
 
+def _whole_ns(place: str, text: str) -> int:
+    """A stamp to the last digit; 1.4e18 and the like are as good as floats are."""
+    stamp = float(text)
+    if not abs(stamp) < 2.0**63:
+        raise invalid(place, "a time in ns", repr(text[:40]), CUT_OFF)
+    return int(text) if text.strip().isdecimal() else round(stamp)
+
+
 def write_euroc(trajectory: Trajectory, path: Path, body_from_camera: Tensor | None = None) -> None:
-    """ns,px,py,pz,qw,qx,qy,qz of the body; times of today in float64 seconds are good to 240 ns."""
-    times = _timestamps(trajectory, "euroc").tolist()
+    """ns,px,py,pz,qw,qx,qy,qz of the body."""
+    stamps_ns = [trajectory.time_origin_ns + round(1e9 * t) for t in _timestamps(trajectory, "euroc").tolist()]
     centres, wxyz = _body_poses(trajectory, _required_body(body_from_camera))
     rows = torch.cat((centres, wxyz), dim=-1).tolist()
-    lines = (f"{round(time_s * 1e9)},{shown(row, ',')}" for time_s, row in zip(times, rows, strict=True))
-    path.write_text("\n".join((EUROC_HEADER, *lines)) + "\n", encoding="utf-8")
+    lines = (f"{stamp},{shown(row, ',')}" for stamp, row in zip(stamps_ns, rows, strict=True))
+    replace_text(path, "\n".join((EUROC_HEADER, *lines)) + "\n")
 
 
 def _required_body(body_from_camera: Tensor | None) -> Tensor:  # [4, 4]

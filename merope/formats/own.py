@@ -1,16 +1,21 @@
-"""This library's own JSON: everything a Trajectory knows, to the last digit. The schema is in docs/formats.md."""
+"""This library's own JSON: everything a Trajectory knows, to the last digit. The schema is in docs/formats.md.
+
+`format`, `version`, `is_metric` and `frames` are required. All else may be left out by people who write such files by
+hand; what is there must be right.
+"""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from merope.errors import invalid
 from merope.formats.files import Sample, entry, frame_list, load_json, matrix
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, Pinhole, UnifiedCamera
 from merope.geometry.poses import check_rigid, rigid
@@ -22,8 +27,10 @@ Value = TypeVar("Value", str, float)
 
 FORMAT = "merope-trajectory"
 VERSION = 1
-AXES = "x right, y down, z forward"
 UNITS = {True: "metre", False: "arbitrary"}
+FIXED = {"format": FORMAT, "version": VERSION, "pose": "world_from_camera", "axes": "x right, y down, z forward"}
+KINDS = {bool: "true or false", str: "text", int: "a whole number"}
+REQUIRED = ("format", "version", "is_metric", "frames")
 LENSES: dict[str, Callable[..., Lens]] = {
     "Pinhole": Pinhole,
     "UnifiedCamera": UnifiedCamera,
@@ -41,16 +48,12 @@ def matches(sample: Sample) -> bool:
 
 def read(path: Path) -> Trajectory:
     """A trajectory exactly as it was written."""
-    document = load_json(path)
-    place = str(path)
-    _expect(f"{place} format", entry(place, document, "format"), FORMAT)
-    _expect(f"{place} version", entry(place, document, "version"), VERSION)
-    _expect(f"{place} pose", entry(place, document, "pose"), "world_from_camera")
-    _expect(f"{place} axes", entry(place, document, "axes"), AXES)
-    is_metric = entry(place, document, "is_metric")
-    if not isinstance(is_metric, bool):
-        raise invalid(f"{place} is_metric", "true or false", repr(is_metric), "say whether the unit is the metre")
-    _expect(f"{place} unit", entry(place, document, "unit"), UNITS[is_metric])
+    document, place = load_json(path), str(path)
+    if not isinstance(document, Mapping):
+        raise invalid(
+            place, f"a JSON object with {', '.join(REQUIRED)}", type(document).__name__, "see docs/formats.md"
+        )
+    _check_entries(place, document)
     frames = frame_list(place, document)
     poses = []
     for k, frame in enumerate(frames):
@@ -62,18 +65,35 @@ def read(path: Path) -> Trajectory:
     names = _column(place, frames, "name", str)
     return Trajectory(
         world_from_camera=torch.stack(poses),
-        is_metric=is_metric,
-        convention=str(entry(place, document, "source")),
+        is_metric=document["is_metric"],
+        convention=document.get("source", "merope: camera-to-world, OpenCV axes"),
         timestamps_s=None if times is None else torch.tensor(times, dtype=torch.float64),
-        lens=_lens(place, entry(place, document, "lens")),
+        lens=_lens(place, document.get("lens")),
         frame_names=None if names is None else tuple(names),
-        name=str(entry(place, document, "name")),
+        name=document.get("name", ""),
+        time_origin_ns=document.get("time_origin_ns", 0),
     )
 
 
-def _expect(place: str, got: object, expected: object) -> None:
-    if got != expected:
-        raise invalid(place, repr(expected), repr(got), "update merope, or convert the file")
+def _check_entries(place: str, document: Mapping[str, Any]) -> None:
+    """Refuse a document with entries that are missing or wrong, naming all of them at once."""
+    missing = [key for key in REQUIRED if key not in document]
+    problems = [f"{', '.join(missing)} must be there, got only {sorted(document)[:12]}"] if missing else []
+    is_metric = document.get("is_metric")
+    expected = FIXED | ({"unit": UNITS[is_metric]} if isinstance(is_metric, bool) else {})
+    problems += [
+        f"{key} must be {value!r}, got {document[key]!r}"
+        for key, value in expected.items()
+        if key in document and document[key] != value
+    ]
+    kinds = {"is_metric": bool, "name": str, "source": str, "time_origin_ns": int}
+    problems += [
+        f"{key} must be {KINDS[kind]}, got {document[key]!r}"
+        for key, kind in kinds.items()
+        if key in document and type(document[key]) is not kind
+    ]
+    if problems:
+        raise ValueError(f"{place}: {'; '.join(problems)}; see docs/formats.md, and update merope for a newer version")
 
 
 def _column(place: str, frames: list[object], key: str, kind: type[Value]) -> list[Value] | None:
@@ -113,12 +133,14 @@ def write(trajectory: Trajectory, path: Path) -> None:
         "version": VERSION,
         "name": trajectory.name,
         "source": trajectory.convention,
-        "pose": "world_from_camera",
-        "axes": AXES,
+        "pose": FIXED["pose"],
+        "axes": FIXED["axes"],
         "is_metric": trajectory.is_metric,
         "unit": UNITS[trajectory.is_metric],
         "lens": _lens_document(trajectory.lens),
     }
+    if trajectory.time_origin_ns:
+        head["time_origin_ns"] = trajectory.time_origin_ns
     frames: list[dict[str, object]] = [{} for _ in range(trajectory.count)]
     for k, frame in enumerate(frames):
         if trajectory.frame_names is not None:
@@ -128,7 +150,7 @@ def write(trajectory: Trajectory, path: Path) -> None:
         frame["world_from_camera"] = trajectory.world_from_camera[k, :3].tolist()
     lines = [f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
     body = ",\n".join(f"  {json.dumps(frame)}" for frame in frames)
-    path.write_text("{\n" + "".join(lines) + f' "frames": [\n{body}\n ]\n}}\n', encoding="utf-8")
+    replace_text(path, "{\n" + "".join(lines) + f' "frames": [\n{body}\n ]\n}}\n')
 
 
 def _lens_document(lens: Lens | None) -> dict[str, object] | None:

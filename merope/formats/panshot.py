@@ -14,6 +14,7 @@ import torch
 from merope.errors import invalid
 from merope.formats.files import CUT_OFF, Sample, entry, load_array, load_json, poses_from_rows
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text, replacing
 from merope.geometry.lenses import Lens, UnifiedCamera
 
 
@@ -60,14 +61,15 @@ def _lens(sidecar: Path, path: Path, image_size: tuple[int, int]) -> Lens:
 
 def write(trajectory: Trajectory, path: Path, sidecar: Path | str | None = None) -> None:
     """float32 poses, and a sidecar of one row if the trajectory has a lens (by default <name>.json)."""
-    with path.open("wb") as file:  # np.save would append .npy to other names
-        np.save(file, trajectory.world_from_camera[:, :3].to(torch.float32).numpy())
     lens = trajectory.lens
-    if lens is None:
+    x_fov_deg = None if lens is None else _x_fov_deg(lens)  # before anything is written
+    with replacing(path) as part, part.open("wb") as file:  # np.save would append .npy to other names
+        np.save(file, trajectory.world_from_camera[:, :3].to(torch.float32).numpy())
+    if x_fov_deg is None:
         return
-    row = {"pose_path": path.name, "x_fov": _x_fov_deg(lens), "xi": float(getattr(lens, "xi", 0.0)), "caption": ""}
+    row = {"pose_path": path.name, "x_fov": x_fov_deg, "xi": float(getattr(lens, "xi", 0.0)), "caption": ""}
     target = path.with_suffix(".json") if sidecar is None else Path(sidecar)
-    target.write_text(json.dumps([row], indent=1) + "\n", encoding="utf-8")
+    replace_text(target, json.dumps([row], indent=1) + "\n")
 
 
 def _x_fov_deg(lens: Lens) -> float:

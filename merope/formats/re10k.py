@@ -21,6 +21,7 @@ from merope.formats.files import (
     shown,
 )
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
 
@@ -82,8 +83,8 @@ def write(trajectory: Trajectory, path: Path) -> None:
     if trajectory.timestamps_s is None:
         times = list(range(trajectory.count))
     else:
-        times = [round(time_s * 1e6) for time_s in trajectory.timestamps_s.tolist()]
+        times = [round(trajectory.time_origin_ns / 1e3 + 1e6 * t) for t in trajectory.timestamps_s.tolist()]
     matrices = inverse(trajectory.world_from_camera)[:, :3].flatten(1).tolist()
     rows = (f"{t} {shown(k)} 0 0 {shown(m)}" for t, k, m in zip(times, intrinsics, matrices, strict=True))
     title = OUR_TITLE + trajectory.name.replace("\n", " ")
-    path.write_text("\n".join((title, *rows)) + "\n", encoding="utf-8")
+    replace_text(path, "\n".join((title, *rows)) + "\n")

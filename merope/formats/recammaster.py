@@ -17,6 +17,7 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.files import CUT_OFF, Sample, load_json, numbers, poses_from_rows, shown
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
 
 FRAME_KEY = re.compile(r"frame(\d+)")
 CM_PER_M = 100.0
@@ -95,4 +96,4 @@ def write(trajectory: Trajectory, path: Path, camera: str = "cam01") -> None:
     """A file with the one camera; times, lens and image names have no place in it."""
     matrices = unreal_from_opencv(trajectory.world_from_camera).tolist()
     frames = {f"frame{k}": {camera: "".join(f"[{shown(row)}] " for row in rows)} for k, rows in enumerate(matrices)}
-    path.write_text(json.dumps(frames, indent=1) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(frames, indent=1) + "\n")

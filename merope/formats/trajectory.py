@@ -8,6 +8,8 @@ from merope.errors import invalid
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid
 
+FARTHEST = 1e12  # beyond, float64 steps by 0.1 mm and more
+
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
@@ -16,6 +18,8 @@ class Trajectory:
     is_metric: the unit is the metre. False for structure from motion and the like, whose scale is arbitrary; never
         guessed from the numbers.
     convention: what the source holds and how it was converted, in words a user can check.
+    time_origin_ns: seconds since 1970 in float64 are good to 240 ns only. Readers of whole nanoseconds take the first
+        one off before they divide.
     """
 
     world_from_camera: Tensor  # [T, 4, 4] float64
@@ -25,12 +29,17 @@ class Trajectory:
     lens: Lens | None = None  # one lens, or one per frame (batch_shape [T])
     frame_names: tuple[str, ...] | None = None  # image files, one per pose
     name: str = ""
+    time_origin_ns: int = 0  # what the source's clock showed at timestamps_s = 0
 
     def __post_init__(self) -> None:
         poses = check_rigid(self.world_from_camera)
         if poses.ndim != 3 or poses.shape[0] == 0:
             raise invalid("world_from_camera", "[T, 4, 4] with T ≥ 1", list(poses.shape), "pass one path at a time")
         object.__setattr__(self, "world_from_camera", poses)
+        farthest = float(poses[:, :3, 3].abs().max())
+        if farthest > FARTHEST:
+            fix = "check the unit and that the file is not damaged"
+            raise invalid("world_from_camera", f"within {FARTHEST:g} of the origin", f"{farthest:.3g}", fix)
         count = poses.shape[0]
         if self.timestamps_s is not None and self.timestamps_s.shape != (count,):
             raise invalid("timestamps_s", f"[{count}]", list(self.timestamps_s.shape), "pass one time per pose")

@@ -73,7 +73,7 @@ def _checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
     from merope.generate.preflight import check_branch, outline_model
     from merope.generate.text import Text
 
-    warn_of_idle_weights(config)
+    warn_of_idle_weights(config.model, config.branch, config.transformer)
     outline = outline_model(config.model, config.transformer)
     outline.strides.check(config.height, config.width, config.frames)
     if config.has_branch:

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.lens_batches import picked
+from merope.geometry.lens_batches import joined, picked, repeated
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid, check_shape, relative
 from merope.geometry.rays import patch_rays
+
+LATENT_STRIDE = 4
+"""RGB frames per latent frame of Wan's VAEs; latent frame n has the camera of RGB frame 4n."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,29 +90,62 @@ class Cameras:
         if isinstance(device, torch.dtype):
             fix = "poses stay float64; Cameras(..., plan_dtype=) and plan.to(dtype=) choose the precision of tables"
             raise invalid("device", "a device", device, fix)
-        moved = copy.copy(self)
-        object.__setattr__(moved, "world_from_camera", self.world_from_camera.to(device))
-        object.__setattr__(moved, "lens", self.lens.to(device))
-        object.__setattr__(moved, "has_pose", None if self.has_pose is None else self.has_pose.to(device))
-        return moved
+        has_pose = None if self.has_pose is None else self.has_pose.to(device)
+        return self._with(
+            world_from_camera=self.world_from_camera.to(device), lens=self.lens.to(device), has_pose=has_pose
+        )
 
     def at(self, cameras: slice) -> Self:
         """Some of every clip's cameras."""
-        index = torch.arange(self.count)[cameras]
-        part = copy.copy(self)
-        object.__setattr__(part, "world_from_camera", self.world_from_camera[..., cameras, :, :])
-        object.__setattr__(part, "lens", picked(self.lens, index))
-        object.__setattr__(part, "has_pose", None if self.has_pose is None else self.has_pose[..., cameras])
-        return part
+        return self._with(
+            world_from_camera=self.world_from_camera[..., cameras, :, :],
+            lens=picked(self.lens, torch.arange(self.count)[cameras]),
+            has_pose=None if self.has_pose is None else self.has_pose[..., cameras],
+        )
+
+    def joined(self, other: "Cameras") -> Self:  # [(B,) V], [(B,) R] -> [(B,) V + R]
+        """These cameras and behind them the other ones, clip by clip. Lenses must be of one kind and size.
+
+        Plans are made in the finer of the two dtypes; the poses count as rounded as coarsely as the coarser ones.
+        """
+        both = (self, other)
+        lead = torch.broadcast_shapes(*(c.world_from_camera.shape[:-3] for c in both))
+        has_pose = None
+        if any(c.has_pose is not None for c in both):
+            has_pose = torch.cat([c._flags().expand(*lead, c.count) for c in both], dim=-1)
+        return self._with(
+            world_from_camera=torch.cat([c.world_from_camera.expand(*lead, c.count, 4, 4) for c in both], dim=-3),
+            lens=joined(self.lens, self.count, other.lens, other.count),
+            has_pose=has_pose,
+            dtype=torch.promote_types(self.dtype, other.dtype),
+            given_dtype=max((c.given_dtype for c in both), key=lambda dtype: torch.finfo(dtype).eps),
+        )
+
+    def repeated(self, copies: int) -> Self:  # [b, V] -> [b · copies, V]
+        """Every clip of a batch `copies` times in a row."""
+        return self._with(
+            world_from_camera=self.world_from_camera.repeat_interleave(copies, dim=0),
+            lens=repeated(self.lens, copies),
+            has_pose=None if self.has_pose is None else self.has_pose.repeat_interleave(copies, dim=0),
+        )
 
     def seen_from(
         self,
         origin: Tensor,  # [(B,) 1, 4, 4] world_from_origin
     ) -> Self:
         """The same cameras in another world frame."""
-        moved = copy.copy(self)
-        object.__setattr__(moved, "world_from_camera", self.relative_to(origin))
-        return moved
+        return self._with(world_from_camera=self.relative_to(origin))
+
+    def _flags(self) -> Tensor:  # bool [(B,) V]
+        """`has_pose`, also where it was not given."""
+        return self.world_from_camera.new_ones(self.count).bool() if self.has_pose is None else self.has_pose
+
+    def _with(self, **parts: Tensor | Lens | torch.dtype | None) -> Self:
+        """A copy with other parts, which are not checked again. It remembers in what precision the poses came."""
+        changed = copy.copy(self)
+        for name, part in parts.items():
+            object.__setattr__(changed, name, part)
+        return changed
 
     def rays(
         self,

@@ -1,4 +1,4 @@
-"""Lenses made from given ones: picked from a clip, stacked to a batch, repeated in it, scaled with their images."""
+"""Lenses made from given ones: picked from a clip, joined, stacked to a batch, repeated in it, scaled with images."""
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -19,6 +19,11 @@ def parameters(lens: Lens) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
+def kind(lens: Lens) -> str:
+    """Class and image size in words; lenses of one kind differ in their parameters only."""
+    return f"{type(lens).__name__} {lens.width}×{lens.height}"
+
+
 def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
     """The lenses of some cameras, along the last batch dimension; a lens that all cameras share stays as it is."""
     if len(lens.batch_shape) == 0:
@@ -32,13 +37,30 @@ def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
 def stacked(lenses: Sequence[Lens]) -> Lens:
     """One lens with parameters [B, 1] (or [B, T]) from B lenses of one kind and size."""
     first = lenses[0]
-    kinds = sorted({f"{type(lens).__name__} {lens.width}×{lens.height}" for lens in lenses})
+    kinds = sorted({kind(lens) for lens in lenses})
     if len(kinds) > 1:
         fix = "use clips of one camera model, or train with run.micro_batch = 1"
         raise invalid("lenses", "of one kind and size within a batch", kinds, fix)
     shape = torch.broadcast_shapes(*(lens.batch_shape or (1,) for lens in lenses))
     values = [{name: value.expand(shape) for name, value in parameters(lens).items()} for lens in lenses]
     return replace(first, **{name: torch.stack([value[name] for value in values]) for name in values[0]})  # type: ignore[type-var]
+
+
+def joined(first: Lens, count: int, second: Lens, other_count: int) -> Lens:  # [(B,) V], [(B,) R] -> [(B,) V + R]
+    """The lenses of `count` cameras and behind them those of `other_count`; one lens that both share stays as it is."""
+    if kind(first) != kind(second):
+        fix = "undistort the images and scale them to one size"
+        raise invalid(
+            "lens", "of one kind and size for cameras that are joined", f"{kind(first)} and {kind(second)}", fix
+        )
+    others = parameters(second)
+    pairs = {name: (value, others[name]) for name, value in parameters(first).items()}
+    if not first.batch_shape and not second.batch_shape and all(torch.equal(a, b) for a, b in pairs.values()):
+        return first
+    lead = torch.broadcast_shapes(first.batch_shape[:-1], second.batch_shape[:-1])
+    ours, theirs = (*lead, count), (*lead, other_count)
+    values = {name: torch.cat((a.expand(ours), b.expand(theirs)), dim=-1) for name, (a, b) in pairs.items()}
+    return replace(first, **values)  # type: ignore[type-var]
 
 
 def repeated(lens: Lens, copies: int) -> Lens:  # [b, V] -> [b · copies, V]

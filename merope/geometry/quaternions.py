@@ -1,7 +1,10 @@
 """Unit quaternions (w, x, y, z): the compact form of a rotation, four numbers, orthogonal by construction."""
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 
 def matrix_from_quaternion(
@@ -65,3 +68,18 @@ def quaternion_from_axis_angle(
     """Quaternion of the right-handed turn by `angle_rad` about a unit axis."""
     half = angle_rad / 2
     return torch.cat((half.cos()[..., None], half.sin()[..., None] * axis), dim=-1)
+
+
+def slerp(a: Tensor, b: Tensor, share: Tensor) -> Tensor:  # [..., 4] unit twice, [...] 0 at a, 1 at b -> [..., 4]
+    """Constant turn from a to b, the short way round; opposite orientations (180°) are turned either way."""
+    b = torch.where((a * b).sum(-1, keepdim=True) < 0, -b, b)
+    half_rad = torch.atan2(torch.linalg.vector_norm(b - a, dim=-1), torch.linalg.vector_norm(b + a, dim=-1))
+    angle_rad = 2.0 * half_rad  # at most π/2 after the flip, so sin(angle) vanishes at 0 only
+    weight_a = (1 - share) * sinc((1 - share) * angle_rad) / sinc(angle_rad)
+    weight_b = share * sinc(share * angle_rad) / sinc(angle_rad)
+    return normalize(weight_a[..., None] * a + weight_b[..., None] * b, dim=-1)
+
+
+def sinc(x: Tensor) -> Tensor:
+    """sin(x)/x; torch's own is of πx."""
+    return torch.sinc(x / math.pi)

@@ -12,7 +12,13 @@ from torch.nn.functional import normalize, pad
 
 from merope.errors import invalid
 from merope.geometry.poses import check_rigid, relative, rigid
-from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle, quaternion_from_matrix
+from merope.geometry.quaternions import (
+    matrix_from_quaternion,
+    quaternion_from_axis_angle,
+    quaternion_from_matrix,
+    sinc,
+    slerp,
+)
 
 SPEED_RANGE_M_S = (2.0, 15.0)
 MAX_ACCELERATION_M_S2 = 3.0  # along and across the road: brisk, but what passengers accept
@@ -21,6 +27,7 @@ MAX_YAW_ACCELERATION_RAD_S2 = 1.0  # above 0.5, the fastest that the limit on th
 MIN_TURN_RADIUS_M = 6.0
 TARGET_HOLD_S = 2.0  # after the prefix the driver changes his mind this often
 
+MOST_FRAMES = 1_000_000  # of a path that is resampled: nine hours at 30 Hz
 STANDSTILL_M = 1e-6  # a path shorter than this has no direction of travel
 VERTICAL = 1e-6  # sine of the angle between travel and the camera's y axis below which there is no road
 JUMP_FACTOR = 8.0  # times the median of the steps around: full braking reaches 2
@@ -88,7 +95,7 @@ def unicycle_path(
     turn_rad, length_m = rate / _checked_rate(frame_rate_hz), speed / frame_rate_hz
     heading_rad = pad(turn_rad.cumsum(0), (1, 0))
     middle_rad = heading_rad[:-1] + turn_rad / 2
-    chord_m = length_m * _sinc(turn_rad / 2)
+    chord_m = length_m * sinc(turn_rad / 2)
     steps_m = torch.stack((chord_m * middle_rad.sin(), torch.zeros_like(chord_m), chord_m * middle_rad.cos()), dim=-1)
     down = heading_rad.new_tensor([0.0, 1.0, 0.0])
     return rigid(_turn_about(down, heading_rad), pad(steps_m.cumsum(0), (0, 0, 1, 0)))
@@ -119,7 +126,7 @@ def turn(
     steps = tail[:, :3, 3].diff(dim=0)
     rise = (steps @ down)[:, None] * down
     level = _turn_about(down, added_yaw_rad - added_turn_rad / 2) @ (steps - rise)[..., None]
-    arc_factor = _sinc((own_turn_rad + added_turn_rad) / 2) / _sinc(own_turn_rad / 2)  # keeps arcs, not chords, as long
+    arc_factor = sinc((own_turn_rad + added_turn_rad) / 2) / sinc(own_turn_rad / 2)  # keeps arcs, not chords, as long
     centres = tail[:1, :3, 3] + (rise + arc_factor[:, None] * level.squeeze(-1)).cumsum(0)
     turned = rigid(_turn_about(down, added_yaw_rad) @ tail[1:, :3, :3], centres)
     return torch.cat((world_from_camera[:after].to(torch.float64), turned))
@@ -208,10 +215,6 @@ def _turn_about(axis: Tensor, angle_rad: Tensor) -> Tensor:  # [3], [N] -> [N, 3
     return matrix_from_quaternion(quaternion_from_axis_angle(axis.expand(*angle_rad.shape, 3), angle_rad))
 
 
-def _sinc(x: Tensor) -> Tensor:
-    return torch.sinc(x / math.pi)  # torch's sinc(x) is sin(πx)/(πx)
-
-
 def smoothstep(x: Tensor) -> Tensor:
     """3x² − 2x³: from 0 to 1 with slope 0 at both ends."""
     return x.square() * (3.0 - 2.0 * x)
@@ -239,26 +242,21 @@ def interpolate(
     return rigid(matrix_from_quaternion(quaternion), a[:, :3, 3] + share[:, None] * (b[:, :3, 3] - a[:, :3, 3]))
 
 
-def slerp(a: Tensor, b: Tensor, share: Tensor) -> Tensor:  # [..., 4] unit twice, [...] 0 at a, 1 at b -> [..., 4]
-    """Constant turn from a to b, the short way round; opposite orientations (180°) are turned either way."""
-    b = torch.where((a * b).sum(-1, keepdim=True) < 0, -b, b)
-    half_rad = torch.atan2(torch.linalg.vector_norm(b - a, dim=-1), torch.linalg.vector_norm(b + a, dim=-1))
-    angle_rad = 2.0 * half_rad  # at most π/2 after the flip, so sin(angle) vanishes at 0 only
-    weight_a = (1 - share) * _sinc((1 - share) * angle_rad) / _sinc(angle_rad)
-    weight_b = share * _sinc(share * angle_rad) / _sinc(angle_rad)
-    return normalize(weight_a[..., None] * a + weight_b[..., None] * b, dim=-1)
-
-
 def resample(
     world_from_camera: Tensor,  # [T, 4, 4]
     times_s: Tensor,  # [T] increasing
     frame_rate_hz: float,
+    most: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # [N, 4, 4] float64, [N] seconds
-    """Poses at a constant frame rate from the first time on, as many as the path covers, and their times."""
+    """Poses at a constant frame rate from the first time on, and their times: as many as the path covers, or `most`."""
     path, times = check_path(world_from_camera, times_s)
     rate = _checked_rate(frame_rate_hz)
     # A last frame that is missed by the rounding of the times themselves is kept.
-    count = 1 + math.floor(float((times[-1] - times[0]) * rate) + 1e-3)
+    covered = 1.0 + float((times[-1] - times[0]) * rate) + 1e-3
+    if most is None and covered > MOST_FRAMES:
+        fix = "check that the times are in seconds, or say how many frames you need"
+        raise invalid("times_s", f"of at most {MOST_FRAMES:,} frames at {rate:g} Hz", f"{covered:.3g}", fix)
+    count = math.floor(min(covered, most or MOST_FRAMES))
     new_times = times[0] + torch.arange(count, dtype=torch.float64, device=times.device) / rate
     new_times = new_times.clamp_max(float(times[-1]))
     return interpolate(path, times, new_times), new_times

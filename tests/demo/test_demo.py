@@ -265,7 +265,10 @@ def refusals(model: Path, scratch: Path) -> Mapping[str, tuple[list[str], str]]:
     shutil.copy(model / "model_index.json", scratch / "no_branch")
     trajectory = ["--trajectory"]
     return {
-        "too short": ([*trajectory, f"{scratch}/short.json"], "at least 3 s long, or 13 poses without times, got 12"),
+        "too short": (
+            [*trajectory, f"{scratch}/short.json"],
+            "13 frames long at 4 fps, got 12 (12 poses in the file); use a longer path (3 s)",
+        ),
         "not metric": ([*trajectory, f"{scratch}/unit.json"], "--assume-metric"),
         "below the road": ([*trajectory, f"{scratch}/down.json"], "3.00 m lower"),
         "no path": ([*trajectory, f"{scratch}/words.txt"], "words.txt"),

@@ -13,12 +13,13 @@ from scenes import random_rotations, straight_drive
 from torch import Tensor
 
 from merope import formats
+from merope.evaluate.metrics import rotation_angle
 from merope.formats import Finding, validate
 from merope.formats.checks import Travel, travel, turning_radius
 from merope.formats.trajectory import Trajectory
 from merope.geometry.poses import inverse, relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
-from merope.geometry.trajectories import driving_path, lateral_shift, turn
+from merope.geometry.trajectories import driving_path, lateral_shift, turn, unicycle_path
 
 DATA = Path(__file__).parents[1] / "data"
 OPENGL = torch.diag(torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64))
@@ -232,6 +233,101 @@ def test_pans_and_orbits_are_no_reason_to_invert(seed: int) -> None:
     creep = torch.linspace(0.0, 0.02, 60, dtype=torch.float64)[:, None] * yaw.new_tensor([0.0, 0.0, 1.0])
     orbit = rigid(rotation, creep - 40.0 * rotation[..., 2])
     assert validate(as_trajectory(orbit, is_metric=False)) == []
+
+
+def far_away(path: Tensor, distance_m: float) -> Tensor:  # [T, 4, 4]
+    """The path at the far end of a map whose origin lies aside."""
+    return rigid(random_rotations(seed=3), path.new_tensor([distance_m, 0.2 * distance_m, 0.1 * distance_m])) @ path
+
+
+@pytest.mark.parametrize("distance_m", [1e4, 1e5, 6.4e6])
+@pytest.mark.parametrize("is_metric", [True, False])
+def test_inverted_poses_far_from_the_origin_are_found(distance_m: float, is_metric: bool) -> None:
+    """75 m, straight on but for one bend: far away, inversion makes a leap of the bend and leaves the rest alone."""
+    yaw_rate_rad_s = torch.zeros(119)
+    yaw_rate_rad_s[100:110] = 0.6
+    path = far_away(unicycle_path(torch.full((119,), 7.5), yaw_rate_rad_s, 12.0), distance_m)
+    assert validate(as_trajectory(path, is_metric=is_metric)) == []
+    finding = only(validate(as_trajectory(inverse(path), is_metric=is_metric)))
+    assert "look like world-to-camera" in finding.message
+
+
+def test_inverted_pieces_of_a_real_road_far_away_are_found(comma: Trajectory) -> None:
+    for clip in clips(comma)[1:]:
+        path = far_away(clip.world_from_camera, 1e5)
+        assert validate(replace(clip, world_from_camera=path)) == []
+        finding = only(validate(replace(clip, world_from_camera=inverse(path))))
+        assert "world-to-camera" in finding.message + finding.hint
+
+
+BODIES = {  # camera-from-body columns: where the vehicle's x, y and z axes point in the camera
+    "x forward, y left, z up": [[0, -1, 0], [0, 0, -1], [1, 0, 0]],
+    "x forward, y right, z down": [[0, 1, 0], [0, 0, 1], [1, 0, 0]],
+}
+
+
+@pytest.mark.parametrize("axes", BODIES)
+@given(seed=seeds, is_metric=st.booleans())
+def test_axes_of_a_vehicle_are_found_where_it_turns(axes: str, seed: int, is_metric: bool) -> None:
+    bend = turn(drive(seed), 0.3 if seed % 2 else -0.3, 9, 12.0)
+    camera_from_body = rigid(torch.tensor(BODIES[axes], dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+    body = bend @ camera_from_body
+    heading = rotation_angle(bend[:1, :3, :3], bend[:, :3, :3]).max()
+    findings = validate(as_trajectory(body, is_metric=is_metric))
+    if heading > 0.11:
+        assert "travels along its x axis" in only(findings).message
+        assert "body_from_camera" in only(findings).hint
+    elif heading < 0.09:
+        assert findings == []
+
+
+def test_axes_of_a_vehicle_on_a_real_road(comma: Trajectory) -> None:
+    """A highway is straight, which a camera that looks aside may follow as well; a bend of it tells."""
+    camera_from_body = rigid(torch.tensor(BODIES["x forward, y right, z down"]).double(), torch.zeros(3).double())
+    for clip in clips(comma):
+        assert validate(replace(clip, world_from_camera=clip.world_from_camera @ camera_from_body)) == []
+        bend = turn(clip.world_from_camera, 0.1, 20, 20.0)
+        assert validate(replace(clip, world_from_camera=bend)) == []
+        finding = only(validate(replace(clip, world_from_camera=bend @ camera_from_body)))
+        assert "turns about its z axis" in finding.message
+
+
+@given(seeds, st.sampled_from([-1.0, 1.0]))
+def test_cameras_that_look_exactly_aside_are_left_alone(seed: int, side: float) -> None:
+    path = drive(seed)
+    yaw = path.new_tensor(side * math.pi / 2)
+    aside = matrix_from_quaternion(quaternion_from_axis_angle(path.new_tensor([0.0, 1.0, 0.0]), yaw))
+    assert validate(as_trajectory(path @ rigid(aside, path.new_zeros(3)))) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"), [("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9)], ids=str
+)
+def test_times_that_are_not_seconds_are_found(comma: Trajectory, unit: str, factor: float) -> None:
+    city = as_trajectory(turn(straight_drive(49, step_m=0.7), 0.3, 9, 12.0))
+    stop_and_go = as_trajectory(straight_drive(90, step_m=0.3)[torch.arange(90).clamp(30, 60)], 30.0)
+    for path in (*clips(comma), city, stop_and_go):
+        assert path.timestamps_s is not None
+        assert validate(path) == []
+        finding = only(validate(replace(path, timestamps_s=factor * path.timestamps_s)))
+        assert finding.severity == "error"
+        assert "times are not in seconds" in finding.message
+        assert f"in {unit}, divide them by {factor:g}" in finding.hint
+        assert finding.hint.count("divide them") == 1
+        finding = only(validate(replace(path, timestamps_s=path.timestamps_s / factor)))
+        assert "times are not in seconds" in finding.message
+        assert "multiply them" in finding.hint
+
+
+def test_sparse_times_of_things_that_move_are_seconds() -> None:
+    for path in (straight_drive(2, step_m=20.0), straight_drive(7, step_m=30.0)):  # corners of a hand-made path
+        assert validate(as_trajectory(path, 0.1)) == []
+    parked = straight_drive(600, step_m=0.0)
+    parked[:, :3, 3] += 0.01 * torch.randn(600, 3, generator=torch.Generator().manual_seed(0)).double()
+    assert validate(as_trajectory(parked, 1.0)) == []
+    assert validate(as_trajectory(straight_drive(9, step_m=0.01), 0.1, is_metric=False)) == []
+    counted = only(validate(as_trajectory(straight_drive(90, step_m=0.02), 1.0)))
+    assert "if they count frames" in counted.hint
 
 
 def test_bad_times_are_named() -> None:

@@ -1,6 +1,6 @@
-"""COLMAP text against pycolmap: poses and every camera model, in both directions."""
+"""COLMAP models, text and binary, against pycolmap: poses and every camera model, in both directions."""
 
-import os
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from lens_zoo import LENSES
 from paths import largest, lens_difference, random_trajectory
 
 from merope import formats
-from merope.formats.colmap import MODELS
+from merope.formats.colmap import MODELS, NUMBERED
 from merope.geometry.poses import inverse
 
 PARAMETERS = {
@@ -59,7 +59,7 @@ def test_what_pycolmap_writes_is_read_as_it_means(tmp_path: Path, model: str) ->
     assert np.abs(pixels.numpy() - expected).max() < 1e-9
 
 
-@pytest.mark.parametrize("model", ["PINHOLE", "OPENCV_FISHEYE"])
+@pytest.mark.parametrize("model", MODELS)
 def test_binary_models_are_those_of_the_text(tmp_path: Path, model: str) -> None:
     (tmp_path / "text").mkdir()
     (binary := tmp_path / "binary").mkdir()
@@ -69,9 +69,67 @@ def test_binary_models_are_those_of_the_text(tmp_path: Path, model: str) -> None
     assert largest(ours.world_from_camera - expected.world_from_camera) < 1e-14
     assert (ours.name, ours.frame_names) == ("binary", expected.frame_names)
     assert lens_difference(ours.lens, expected.lens) < 1e-14
-    os.truncate(binary / "images.bin", (binary / "images.bin").stat().st_size // 2)
-    with pytest.raises(ValueError, match="binary, as text: "):
-        formats.read(binary)
+
+
+def test_numbers_of_models_are_those_of_colmap() -> None:
+    theirs = {int(number): name for name, number in pycolmap.CameraModelId.__members__.items() if name != "INVALID"}
+    assert theirs == dict(enumerate(NUMBERED))
+
+
+def test_points_of_images_are_skipped(tmp_path: Path) -> None:
+    model = write_with_pycolmap(tmp_path, "PINHOLE")
+    for image in model.images.values():
+        image.points2D = pycolmap.Point2DList([pycolmap.Point2D(np.array([1.0, 2.0])) for _ in range(7)])
+    (binary := tmp_path / "binary").mkdir()
+    model.write_binary(binary)
+    expected = formats.read(tmp_path)
+    assert largest(formats.read(binary).world_from_camera - expected.world_from_camera) < 1e-14
+
+
+def test_damaged_binary_models_are_refused(tmp_path: Path) -> None:
+    """Cut anywhere, a camera that is not there, counts far beyond the file: an error, and no memory for it."""
+    write_with_pycolmap(tmp_path, "PINHOLE").write_binary(tmp_path)
+    for text in tmp_path.glob("*.txt"):
+        text.unlink()
+    for name in ("images.bin", "cameras.bin"):
+        whole = (tmp_path / name).read_bytes()
+        for length in range(len(whole)):
+            (tmp_path / name).write_bytes(whole[:length])
+            with pytest.raises(ValueError, match=rf"{name} must be .*cut off"):
+                formats.read(tmp_path)
+        (tmp_path / name).write_bytes(struct.pack("<Q", 2**60) + whole[8:])
+        with pytest.raises(ValueError, match=rf"{name} must be a whole COLMAP file"):
+            formats.read(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    (tmp_path / "images.bin").write_bytes(whole_images(camera=9, points=0))
+    with pytest.raises(ValueError, match=r"image 1 must be an image of a camera in cameras.bin \(\[3\]\), got 9"):
+        formats.read(tmp_path)
+    (tmp_path / "images.bin").write_bytes(whole_images(camera=3, points=2**60))
+    with pytest.raises(ValueError, match=r"images.bin must be a whole COLMAP file, with .* more bytes, got 0 of them"):
+        formats.read(tmp_path)
+    (tmp_path / "cameras.bin").write_bytes(struct.pack("<QiiQQ", 1, 3, 7, 640, 480))
+    with pytest.raises(ValueError, match=r"camera 3 must be one of the models SIMPLE_PINHOLE.*got FOV"):
+        formats.read(tmp_path)
+    (tmp_path / "cameras.bin").write_bytes(struct.pack("<QiiQQ", 1, 3, 99, 640, 480))
+    with pytest.raises(ValueError, match=r"camera 3 must be one of the models SIMPLE_PINHOLE.*got number 99"):
+        formats.read(tmp_path)
+
+
+def test_points_in_space_are_not_read(tmp_path: Path) -> None:
+    """Eight bytes that promise 2⁶⁰ points, and a model without them at all."""
+    write_with_pycolmap(tmp_path, "PINHOLE").write_binary(tmp_path)
+    expected = formats.read(tmp_path)
+    for text in tmp_path.glob("*.txt"):
+        text.unlink()
+    (tmp_path / "points3D.bin").write_bytes(struct.pack("<Q", 2**60))
+    assert largest(formats.read(tmp_path).world_from_camera - expected.world_from_camera) < 1e-14
+    (tmp_path / "points3D.bin").unlink()
+    assert formats.read(tmp_path).count == expected.count
+
+
+def whole_images(camera: int, points: int) -> bytes:
+    """An images.bin with one image."""
+    return struct.pack("<QI7dI", 1, 1, 1.0, *[0.0] * 6, camera) + b"a.png\0" + struct.pack("<Q", points)
 
 
 @pytest.mark.parametrize("name", ["pinhole", "brown", "rational", "fisheye", "extended-0.7", "panorama"])

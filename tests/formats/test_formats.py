@@ -16,11 +16,12 @@ from paths import BODY_FROM_CAMERA, CENTRED, METRIC, NEEDS, largest, lens_differ
 from scenes import random_poses, random_rotations
 
 from merope import formats
-from merope.commands.models import _key_and_value
+from merope.commands.models import key_and_value
 from merope.formats.trajectory import Trajectory
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, Pinhole, UnifiedCamera
 from merope.geometry.poses import inverse, relative, transform
+from merope.geometry.trajectories import time_problem
 
 DATA = Path(__file__).parents[1] / "data"
 RE10K = sorted((DATA / "re10k").glob("*.txt"))
@@ -78,7 +79,8 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, format: str, seed:
         assert lens_difference(trajectory.lens, back.lens) < 1e-12
     if format in KEEPS_TIMES and not (format == "re10k" and count == 1):
         assert back.timestamps_s is not None
-        assert largest(back.timestamps_s - (3.0 + torch.arange(count) / 8)) <= KEEPS_TIMES[format]
+        times_s = back.time_origin_ns / 1e9 + back.timestamps_s
+        assert largest(times_s - (3.0 + torch.arange(count) / 8)) <= KEEPS_TIMES[format]
     if format in KEEPS_NAMES:
         assert back.frame_names == trajectory.frame_names
 
@@ -275,12 +277,12 @@ def test_the_body_of_tum_and_euroc_carries_the_camera(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["tum", "euroc"])
 def test_the_body_may_come_from_a_command_line(tmp_path: Path, format: str) -> None:
     formats.write(random_trajectory(format), tmp_path / "a", format, body_from_camera=BODY_FROM_CAMERA)
-    name, rows = _key_and_value(f"body_from_camera={json.dumps(BODY_FROM_CAMERA.tolist())}")
+    name, rows = key_and_value(f"body_from_camera={json.dumps(BODY_FROM_CAMERA.tolist())}")
     expected = formats.read(tmp_path / "a", format, body_from_camera=BODY_FROM_CAMERA)
     read = formats.read(tmp_path / "a", format, **{name: rows})
     assert torch.equal(read.world_from_camera, expected.world_from_camera)
     for value in ("[[1, 0], [0]]", "[[1, 0, 0, 0", '[["a", 0, 0, 0]]'):
-        name, rows = _key_and_value(f"body_from_camera={value}")
+        name, rows = key_and_value(f"body_from_camera={value}")
         with pytest.raises(ValueError, match=r"^body_from_camera must be four rows of four numbers, got"):
             formats.read(tmp_path / "a", format, **{name: rows})
 
@@ -334,3 +336,29 @@ def test_the_documented_json_and_table_are_true(tmp_path: Path) -> None:
     assert [name for name, _ in rows] == list(formats.FORMATS)
     assert {name for name, metric in rows if metric == "yes"} == set(METRIC)
     assert all(formats.FORMATS[name].only_metric == (metric == "yes") for name, metric in rows)
+
+
+def test_nanoseconds_of_today_keep_their_last_digit(tmp_path: Path) -> None:
+    """Stamps 1 ns apart, as several sensors of one car have them: float64 seconds since 1970 step by 238 ns."""
+    stamps = [1403636579758555392, 1403636579758555393, 1403636579808555392]
+    rows = [f"{stamp},{k},0,0,1,0,0,0" for k, stamp in enumerate(stamps)]
+    (tmp_path / "poses.csv").write_text("#timestamp [ns],x,y,z,qw,qx,qy,qz\n" + "\n".join(rows) + "\n")
+    path = formats.read(tmp_path / "poses.csv", body_from_camera=torch.eye(4))
+    assert path.time_origin_ns == stamps[0]
+    assert path.timestamps_s is not None
+    assert path.timestamps_s.tolist() == [0.0, 1e-9, 0.05]
+    assert time_problem(path.timestamps_s) is None
+    formats.write(path, tmp_path / "again.csv", "euroc", body_from_camera=torch.eye(4))
+    written = (tmp_path / "again.csv").read_text().splitlines()[1:]
+    assert [int(line.split(",")[0]) for line in written] == stamps
+    formats.write(path, tmp_path / "again.txt", "tum")
+    written = (tmp_path / "again.txt").read_text().splitlines()[1:]
+    assert [line.split()[0].replace(".", "") for line in written] == [str(stamp) for stamp in stamps]
+
+
+def test_microseconds_of_today_are_distinct_times(tmp_path: Path) -> None:
+    rows = [f"{1403636579758555 + k} 1 1 0.5 0.5 0 0 1 0 0 0 0 1 0 0 0 0 1 {k}" for k in (0, 40_000, 80_000, 80_001)]
+    (tmp_path / "poses.txt").write_text("video\n" + "\n".join(rows) + "\n")
+    times_s = formats.read(tmp_path / "poses.txt", image_size=(640, 360)).timestamps_s
+    assert times_s is not None
+    assert (times_s.diff() > 0).all()

@@ -12,7 +12,8 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH
 from merope import formats
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_video
-from merope.generate.inputs import GenerateConfig, at_frame_rate, camera_path, warn_of_idle_weights
+from merope.generate.camera_path import at_frame_rate
+from merope.generate.inputs import GenerateConfig, camera_path, warn_of_idle_weights
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.trajectories import interpolate
 
@@ -29,7 +30,7 @@ def config_of(trajectory: Path, **changes: Any) -> GenerateConfig:
 
 def test_poses_between_given_times() -> None:
     path = path_of(curved_drive(20), rate_hz=10.0)
-    resampled = at_frame_rate(path, 12.0)
+    resampled = at_frame_rate(path, 12.0, most=100)
     assert resampled.count == 23  # 1.9 s
     assert path.timestamps_s is not None
     expected = interpolate(path.world_from_camera, path.timestamps_s, torch.arange(23, dtype=torch.float64) / 12.0)
@@ -38,7 +39,7 @@ def test_poses_between_given_times() -> None:
 
 def test_zoom_follows_time() -> None:
     lens = Pinhole(torch.arange(50.0, 60.0), 50.0, 32.0, 16.0, WIDTH, HEIGHT)
-    resampled = at_frame_rate(path_of(straight_drive(10), rate_hz=10.0, lens=lens), 5.0)
+    resampled = at_frame_rate(path_of(straight_drive(10), rate_hz=10.0, lens=lens), 5.0, most=100)
     assert isinstance(resampled.lens, Pinhole)
     assert torch.as_tensor(resampled.lens.fx).tolist() == [50.0, 52.0, 54.0, 56.0, 58.0]
 
@@ -115,7 +116,37 @@ def test_weights_that_were_trained_with_a_branch_are_not_forgotten(
         replace(config, branch=str(tmp_path / "branch")),
         replace(config, branch="none"),
     ):
-        warn_of_idle_weights(quiet)
+        warn_of_idle_weights(quiet.model, quiet.branch, quiet.transformer)
     assert capsys.readouterr().err == ""
-    warn_of_idle_weights(config)
+    warn_of_idle_weights(config.model, config.branch, config.transformer)
     assert f"not the one trained with the branch; --transformer {trained / 'transformer'}" in capsys.readouterr().err
+
+
+def test_a_path_that_is_cut_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    formats.write(path_of(straight_drive(61), rate_hz=12.0), tmp_path / "timed.json")
+    formats.write(path_of(straight_drive(61)), tmp_path / "bare.json")
+    for name in ("timed", "bare"):
+        path = camera_path(config_of(tmp_path / f"{name}.json", fov_deg=90.0, frames=37))
+        assert path.count == 37
+        said = capsys.readouterr().err
+        assert said.splitlines() == [f"merope: {tmp_path / name}.json lasts 5 s; the clip is its first 3 s"]
+        camera_path(config_of(tmp_path / f"{name}.json", fov_deg=90.0, frames=61))
+        assert capsys.readouterr().err == ""
+
+
+def test_as_many_poses_are_made_as_the_clip_has(tmp_path: Path) -> None:
+    """A day of one pose per second at 1,000 frames per second would be 86 million."""
+    day = path_of(straight_drive(86_400, step_m=2.0), rate_hz=1.0)
+    assert at_frame_rate(day, 1000.0, most=50).count == 50
+    formats.write(path_of(straight_drive(10), rate_hz=10.0), tmp_path / "path.json")
+    with pytest.raises(ValueError, match=r"fps must be positive and at most 1000, got 1e\+09"):
+        config_of(tmp_path / "path.json", fov_deg=90.0, fps=1e9)
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("milliseconds", 1e3), ("nanoseconds", 1e9)])
+def test_times_in_another_unit_make_no_clip(tmp_path: Path, unit: str, factor: float) -> None:
+    """33.6 m in 4 s: in milliseconds the first 4 s of it were 0.03 m."""
+    drive = path_of(straight_drive(49, step_m=0.7), rate_hz=12.0 / factor)
+    formats.write(drive, tmp_path / "path.json")
+    with pytest.raises(ValueError, match=rf"path.json: times are not in seconds.*if they are in {unit}, divide them"):
+        camera_path(config_of(tmp_path / "path.json", fov_deg=90.0))

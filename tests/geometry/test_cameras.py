@@ -81,3 +81,41 @@ def test_origin_is_the_first_posed_camera(has_pose: list[bool]) -> None:
 def test_moving_never_changes_the_precision(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=rf"^device must be a device, got {dtype}; poses stay float64"):
         Cameras(random_poses(2), PINHOLE).to(dtype)  # type: ignore[arg-type]
+
+
+def test_joined_cameras_keep_poses_lenses_flags_and_precision() -> None:
+    focal = torch.tensor([90.0, 110.0, 130.0])
+    video = Cameras(random_poses(2, 3), Pinhole(focal, focal, 128.0, 72.0, 256, 144), torch.tensor([[True] * 3] * 2))
+    others = Cameras(random_poses(2, seed=1).float(), Pinhole(50.0, 50.0, 128.0, 72.0, 256, 144))
+    both = video.joined(others)
+    assert both.world_from_camera.shape == (2, 5, 4, 4)
+    assert both.lens.fx.tolist() == [90.0, 110.0, 130.0, 50.0, 50.0]  # type: ignore[attr-defined]
+    assert both.has_pose is not None
+    assert both.has_pose.all()
+    assert (both.given_dtype, both.dtype) == (torch.float32, torch.float64)
+    for part, cameras in ((both.at(slice(3)), video), (both.at(slice(3, 5)), others)):
+        expected = cameras.world_from_camera.expand(2, -1, 4, 4)
+        assert torch.equal(part.world_from_camera, expected)
+        torch.testing.assert_close(
+            part.rays((2, 2))[0], cameras.rays((2, 2))[0].expand(2, -1, 4, 3), rtol=0, atol=1e-12
+        )
+
+
+def test_cameras_of_one_lens_share_it_when_joined() -> None:
+    cameras = Cameras(random_poses(2), PINHOLE)
+    assert cameras.joined(cameras).lens is PINHOLE
+    with pytest.raises(ValueError, match=r"^lens must be of one kind and size.*Pinhole.*UnifiedCamera"):
+        cameras.joined(Cameras(random_poses(2), FISHEYE))
+
+
+def test_repeated_cameras_stand_in_a_row_with_their_lenses() -> None:
+    focal = torch.tensor([[90.0], [110.0]])
+    flags = torch.tensor([[True, False, True], [True, True, True]])
+    cameras = Cameras(random_poses(2, 3).float(), Pinhole(focal, focal, 128.0, 72.0, 256, 144), flags)
+    more = cameras.repeated(2)
+    for sample, clip in enumerate((0, 0, 1, 1)):
+        assert torch.equal(more.world_from_camera[sample], cameras.world_from_camera[clip])
+        assert torch.equal(more.rays((2, 2))[0][sample], cameras.rays((2, 2))[0][clip])
+        assert more.has_pose is not None
+        assert torch.equal(more.has_pose[sample], flags[clip])
+    assert more.dtype == more.given_dtype == torch.float32

@@ -333,3 +333,15 @@ def test_jumps_are_looked_for_where_the_path_is() -> None:
             found, none = paths.jumps(path, times_s), paths.jumps(path[:1])
         assert found.tolist() == [6]
         assert none.device == path.device
+
+
+def test_resampling_is_bounded() -> None:
+    """Times in nanoseconds, taken for seconds, must not fill the memory."""
+    times = 5e7 * torch.arange(5, dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=r"times_s must be of at most 1,000,000 frames at 12 Hz, got 2.4e\+09; .*seconds"
+    ):
+        paths.resample(straight_drive(5), times, 12.0)
+    resampled, new_times = paths.resample(straight_drive(5), times, 12.0, most=7)
+    assert resampled.shape == (7, 4, 4)
+    torch.testing.assert_close(new_times, torch.arange(7, dtype=torch.float64) / 12.0, rtol=0, atol=1e-12)

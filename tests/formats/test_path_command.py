@@ -1,0 +1,106 @@
+"""`merope path`: paths from a few numbers, in any format, and from one format to another."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from merope import formats
+from merope.cli import main
+from merope.geometry.drives import straight_drive, turning_drive
+from merope.geometry.lenses import Pinhole, UnifiedCamera
+
+
+def test_a_turn_as_our_json_with_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "bend.json"
+    assert main(["path", "turn", str(out), "--yaw-rate", "-15", "--speed", "6", "--picture"]) == 0
+    said = capsys.readouterr().out
+    assert f"wrote {out}: 49 poses, 4 s, 24 m long, top speed 6 m/s, largest yaw rate 15°/s" in said
+    path = formats.read(out)
+    expected = turning_drive(6.0, math.radians(-15.0), 0.75, 4.0, 12.0)
+    torch.testing.assert_close(path.world_from_camera, expected, rtol=0, atol=1e-12)
+    assert path.is_metric
+    assert isinstance(path.lens, Pinhole)
+    assert (path.lens.width, path.lens.height) == (512, 288)
+    assert 2 * math.degrees(math.atan(256 / float(path.lens.fx))) == pytest.approx(70.0)
+    assert path.timestamps_s is not None
+    torch.testing.assert_close(path.timestamps_s, torch.arange(49, dtype=torch.float64) / 12, rtol=0, atol=1e-12)
+    assert Image.open(out.with_suffix(".birdseye.png")).size == (480, 480)
+    assert formats.validate(path) == []
+
+
+def test_a_radius_is_a_yaw_rate(tmp_path: Path) -> None:
+    for name, sharpness in (("a", ["--radius", "20"]), ("b", ["--yaw-rate", str(math.degrees(8.0 / 20.0))])):
+        assert main(["path", "turn", str(tmp_path / f"{name}.json"), *sharpness]) == 0
+    a, b = (formats.read(tmp_path / f"{name}.json").world_from_camera for name in "ab")
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("what", "out", "format"),
+    [
+        (["straight"], "path.txt", "tum"),
+        (["shift", "--offset", "3"], "model", "colmap"),
+        (["stop"], "path.json", "merope"),
+        (["straight", "--fov", "140", "--xi", "1"], "path.npy", "panshot"),
+        (["straight", "--format", "kitti"], "path.poses", "kitti"),
+        (["straight", "--format", "nerfstudio"], "path.json", "nerfstudio"),
+    ],
+)
+def test_formats_by_suffix_and_by_name(tmp_path: Path, what: list[str], out: str, format: str) -> None:
+    assert main(["path", *what, str(tmp_path / out)]) == 0
+    assert formats.detect(tmp_path / out) == format
+    assert formats.read(tmp_path / out).count >= 49
+
+
+def test_a_path_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{1_000_000 * k // 12} 0.7 1.2 0.5 0.5 0 0 1 0 0 0 0 1 0 0 0 0 1 {-8 * k / 12}" for k in range(49)]
+    (tmp_path / "re10k.txt").write_text("video\n" + "\n".join(rows) + "\n")
+    arguments = ["path", "convert", str(tmp_path / "re10k.txt"), str(tmp_path / "path.json")]
+    assert main([*arguments, "--option", "image_size=[640,360]"]) == 0
+    assert "49 poses, 4 s, 32 units long, top speed 8 units/s" in capsys.readouterr().out
+    path = formats.read(tmp_path / "path.json")
+    assert path.lens is not None
+    assert (path.is_metric, path.lens.width) == (False, 640)
+    torch.testing.assert_close(path.world_from_camera, straight_drive(8.0, 4.0, 12.0), rtol=0, atol=1e-9)
+    assert main(["path", "convert", str(tmp_path / "path.json"), str(tmp_path / "tum.txt")]) == 2
+    assert "trajectory.is_metric must be True for tum" in capsys.readouterr().err
+    assert main(["path", "convert", str(tmp_path / "path.json"), str(tmp_path / "tum.txt"), "--assume-metric"]) == 0
+    assert main(["path", "convert", str(tmp_path / "tum.txt"), str(tmp_path / "kitti.txt"), "--format", "kitti"]) == 0
+    assert "49 poses without times" not in capsys.readouterr().out
+    assert main(["path", "convert", str(tmp_path / "kitti.txt"), str(tmp_path / "last.json")]) == 0
+    assert "49 poses without times, 32 m long" in capsys.readouterr().out
+
+
+def test_a_fisheye(tmp_path: Path) -> None:
+    assert main(["path", "straight", str(tmp_path / "a.json"), "--fov", "140", "--xi", "1", "--size", "72", "128"]) == 0
+    lens = formats.read(tmp_path / "a.json").lens
+    assert isinstance(lens, UnifiedCamera)
+    assert (lens.width, lens.height) == (128, 72)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["straight", "path.mp4"], "out must be a name that ends in .json, .txt or .npy"),
+        (["turn", "path.json", "--radius", "0"], "radius must be positive"),
+        (["stop", "path.json", "--seconds", "4"], "seconds must be at least 9.75"),
+        (["straight", "path.json", "--fps", "0"], "seconds and fps"),
+        (["shift", "path.json", "--offset", "3", "--speed", "0"], "moving after frame"),
+        (["convert", "nowhere.txt", "path.json"], "nowhere.txt"),
+        (["straight", "path.json", "--format", "openexr"], "format must be one of merope"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["path", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
