@@ -116,7 +116,7 @@ FOREIGN: dict[str, Callable[[], AttentionPlan]] = {
     "rotation of twelve matrices": lambda: changed(
         "rotation", *(operator("matrix", 12, tokens) for tokens in (QUERIES, KEYS))
     ),
-    "rotation of large matrices": lambda: changed("rotation", None, _longer(operator("matrix", 1, KEYS), 1e5)),
+    "rotation of large matrices": lambda: changed("rotation", None, _longer(operator("matrix", 1, KEYS), 8.0)),
     "rotation by camera": lambda: changed("rotation", None, operator("matrix", 1, KEYS, cameras=KEY_CAMERAS)),
     "disparity that spins": lambda: changed("disparity", None, operator("quaternion", 6, KEYS, groups=QUERY_CAMERAS)),
     "disparity of three anchors": lambda: changed("disparity", None, operator("quaternion", 3, KEYS, minrot=True)),

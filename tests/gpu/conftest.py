@@ -42,7 +42,9 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def fresh(*arguments: Any, **options: Any) -> Tensor:
             x = make(*arguments, **options)
-            return x.fill_(torch.nan) if x.is_floating_point() else x
+            if x.is_floating_point():
+                x.detach().fill_(torch.nan)
+            return x
 
         return fresh
 
