@@ -31,7 +31,7 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
 def _curate(options: argparse.Namespace) -> int:
     from merope.curation.curate import curate_trajectories, summary
     from merope.datasets.nuscenes import NuScenes
-    from merope.datasets.sources import VideoSource, read_video_rows
+    from merope.datasets.videos import VideoSource, read_video_rows
     from merope.errors import invalid
     from merope.formats import read
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from merope.curation.curate import check_unique
 from merope.datasets.clip import Clip
+from merope.datasets.data_kind import FileData
 from merope.datasets.loader import MOST_STAND_INS, ClipSource
 from merope.errors import invalid
 from merope.formats import read, write
@@ -66,7 +67,6 @@ def write_cache(
     encode_text: Callable[[str], Tensor],  # -> [L, D]
     about: dict[str, Any],  # what decides the content; a cache of something else is not added to
     workers: int = 1,  # threads that read clips while others are encoded
-    made_of: Callable[[int], Any] | None = None,  # index -> what a clip follows from, as JSON; others are made again
 ) -> dict[str, str]:  # name -> why it was skipped
     """Encode every clip of a source that is not there yet, or is there as something else.
 
@@ -76,7 +76,7 @@ def write_cache(
     check_unique("names of clips", names)  # a file is named after its clip
     _begin(folder, about)
     _text_file(folder, "", encode_text)
-    recipes = [None if made_of is None else made_of(index) for index in range(len(names))]
+    recipes = [source.made_of(index) for index in range(len(names))]
     missing = [index for index, name in enumerate(names) if not _is_there(folder, name, recipes[index])]
     started_s, skipped = time.perf_counter(), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
@@ -92,7 +92,7 @@ def write_cache(
 
 
 @dataclass(frozen=True)
-class CachedSource:
+class CachedSource(ClipSource[CachedClip]):
     """A cache as a table of clips."""
 
     folder: Path
@@ -141,6 +141,21 @@ class CachedSource:
         stored = load_file(self.folder / "text" / f"{_key(caption)}.safetensors")
         text = stored["text"]
         return torch.nn.functional.pad(text, (0, 0, 0, int(stored["length"]) - len(text)))
+
+
+@dataclass(frozen=True)
+class CachedData(FileData):
+    """A folder of `merope data cache`: latents and text are read instead of computed."""
+
+    kind: Literal["cache"]
+    root: Path
+    validation_root: Path | None = None
+
+    def training_clips(self) -> CachedSource:
+        return CachedSource.open(self.root)
+
+    def validation_clips(self) -> CachedSource | None:
+        return None if self.validation_root is None else CachedSource.open(self.validation_root)
 
 
 def collate_cached(clips: Sequence[CachedClip], clusters: Sequence[int]) -> CachedBatch:

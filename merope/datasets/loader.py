@@ -4,7 +4,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,10 @@ ItemOut = TypeVar("ItemOut", covariant=True)
 
 
 class ClipSource(Protocol[ItemOut]):
-    """A table of clips (or of what was made of them) that can be loaded one by one, in any process."""
+    """A table of clips (or of what was made of them) that can be loaded one by one, in any process.
+
+    Sources inherit from it, and say more about their clips where they know more.
+    """
 
     def __len__(self) -> int: ...
 
@@ -38,6 +41,14 @@ class ClipSource(Protocol[ItemOut]):
 
     def clip(self, index: int) -> ItemOut:
         """Load it; raise if it cannot be read."""
+
+    def made_of(self, index: int) -> Any:
+        """What a clip follows from besides its files, as JSON. One that was cached from something else is not it."""
+        return None
+
+    def doubts(self) -> list[str]:
+        """What looks wrong with the clips, to be said before hours are spent on them."""
+        return []
 
 
 @dataclass(frozen=True, eq=False)

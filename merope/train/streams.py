@@ -6,7 +6,7 @@ from which everything random about a clip is drawn (merope.train.objective).
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +15,11 @@ from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
 from merope.geometry.cameras import Cameras
+from merope.train.config import HistorySection
+from merope.train.objective import VALIDATION, history_generator
 from merope.world.clips import HELD_OUT_SEEDS, SEEDS, WorldClips, as_video
 from merope.world.kept_renders import KeptRenders
+from merope.world.revisits import retrieve_revisits
 
 BYTES_AT_ONCE = 1 << 32
 """Of clips that are rendered together; the loop holds twice as much."""
@@ -152,6 +155,42 @@ class WorldStream:
         if self.kept is None or clear_of is not None:
             return self.clips.pictures(seeds, cameras, clear_of)
         return self.kept.frames(self.clips, seeds, lambda: self.clips.pictures(seeds, cameras))
+
+
+@dataclass(frozen=True)
+class WorldHistoryStream(WorldStream):
+    """Fresh worlds, each with frames of other drives through it. In validation these are the nearest ones."""
+
+    history: HistorySection = field(default_factory=HistorySection)
+
+    def step(self, step: int) -> Iterator[Examples]:
+        for (place,) in self.share.places(self.batch_size):
+            seed = self._training_seed(step, place // self.noise_draws)
+            yield self._with_history(seed, place, step, self.history.conflict_rate)
+
+    @property
+    def steps_at_once(self) -> int:
+        """One: together they take no less time."""
+        return 1
+
+    def steps(self, numbers: Sequence[int]) -> list[list[Examples]]:
+        """One clip at a time: references stand in different places of every world."""
+        return [list(self.step(number)) for number in numbers]
+
+    def held_out(self, count: int) -> Iterator[Examples]:
+        for (place,) in self.share.places(count):
+            yield self._with_history(place, place, VALIDATION, conflict_rate=0.0)
+
+    def example(self) -> Examples:
+        return self._with_history(0, 0, VALIDATION, conflict_rate=0.0)
+
+    def _with_history(self, world: int, place: int, step: int, conflict_rate: float) -> Examples:
+        """A clip and its references, both seen in a world without what stands in the way of any drive."""
+        dice = history_generator(self.seed, step, place)
+        found = retrieve_revisits(self.clips, world, self.history.frames, conflict_rate, dice, self.device)
+        references = HistoryReferences(found.video(self.clips, world), found.cameras, found.history.time)
+        (examples,) = self._rendered([((world,), (place,))], found.all_poses)
+        return replace(examples, history=references)
 
 
 class Ahead:

@@ -11,7 +11,7 @@ from merope.cli import main
 from merope.curation.curate import read_manifest
 from merope.datasets.loader import curation_of
 from merope.datasets.nuscenes import NuScenes, Window
-from merope.datasets.sources import VideoSource, read_video_rows
+from merope.datasets.videos import VideoSource, read_video_rows
 from merope.formats import write
 from merope.formats.trajectory import Trajectory
 

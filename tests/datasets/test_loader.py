@@ -14,9 +14,10 @@ from merope.curation.curate import Curation, Manifest
 from merope.datasets.clip import Clip
 from merope.datasets.loader import ClipLoader, collate, curation_of
 from merope.datasets.nuscenes import NuScenes
+from merope.datasets.nuscenes_clips import NuScenesSource
 from merope.datasets.sampler import ClusterSampler
-from merope.datasets.sources import NuScenesSource, VideoSource, read_video_rows
 from merope.datasets.synth import Drive, write_nuscenes
+from merope.datasets.videos import VideoSource, read_video_rows
 from merope.formats import write
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_video, write_video

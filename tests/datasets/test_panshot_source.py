@@ -10,7 +10,7 @@ import torch
 from scenes import curved_drive
 
 from merope.datasets.loader import collate
-from merope.datasets.sources import PanShotSource
+from merope.datasets.panshot_clips import PanShotSource
 from merope.formats.video import read_video, write_video
 from merope.geometry.lenses import UnifiedCamera
 

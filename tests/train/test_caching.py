@@ -14,7 +14,7 @@ from merope.datasets.cache import CachedSource, without_padding
 from merope.datasets.clip import Clip
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.caching import cache_clips
-from merope.train.clip_streams import clip_stream, training_source
+from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig
 from merope.train.loop import clip_losses, train
 from merope.train.model import Model, build_model
@@ -53,7 +53,7 @@ def fresh_model(config: TrainConfig) -> Model:
 
 def test_a_cache_holds_what_the_clips_hold(tiny_files: Path, cached: Path) -> None:
     config = file_config(tiny_files, cached)
-    source, stored, model = training_source(config.data), CachedSource.open(cached / "train"), fresh_model(config)
+    source, stored, model = config.data.training_clips(), CachedSource.open(cached / "train"), fresh_model(config)
     assert len(stored) == len(source) == 10
     assert [stored.name(index) for index in range(10)] == [source.name(index) for index in range(10)]
     for index in (0, 9):
@@ -69,7 +69,7 @@ def test_a_cache_holds_what_the_clips_hold(tiny_files: Path, cached: Path) -> No
 
 def test_the_prefix_of_a_cached_clip_is_the_prefix_encoded_alone(tiny_files: Path, cached: Path) -> None:
     config = file_config(tiny_files, cached)
-    clip, model = training_source(config.data).clip(0), fresh_model(config)
+    clip, model = config.data.training_clips().clip(0), fresh_model(config)
     alone = model.pipeline.encode_frames(clip.frames[None, :1])[0]
     assert torch.equal(CachedSource.open(cached / "train").clip(0).latents[:, :1], alone.to(torch.bfloat16))
 

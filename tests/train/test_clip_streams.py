@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from merope.curation.curate import Curation, Manifest
-from merope.datasets.sources import VideoSource, read_video_rows
+from merope.datasets.videos import VideoSource, read_video_rows
 from merope.formats import read, write
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_video
