@@ -1,6 +1,7 @@
 """From a manifest to batches: an endless, resumable stream of clips that names and counts what it cannot read."""
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -163,7 +164,10 @@ class ClipLoader(Generic[Item, Collated]):
         if len(sampler.cluster) != len(source):
             fix = "pass the sampler of curation_of(source, manifest)"
             raise invalid("sampler", f"over the {len(source)} clips of the source", len(sampler.cluster), fix)
-        self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if workers > cores and sampler.rank == 0:
+            LOG.warning("data.workers = %d is more than there are cores; %d are used", workers, cores)
+        self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, min(workers, cores)
         self.collate = collate
         self.skipped: dict[str, str] = {}  # name of a clip -> why
         self._handed_out = sampler.state_dict()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -114,6 +115,20 @@ def test_bad_clips_are_named_counted_and_replaced(caplog: pytest.LogCaptureFixtu
     everything = [name for batch in names(ClipLoader(Source(), sampler(), 1), 110) for name in batch]
     stand_in = {"clip-2": "clip-8", "clip-5": "clip-8"}  # clips 2, 5, 8 and 11 are a cluster
     assert drawn == [stand_in.get(name, name) for name in everything][:80]
+
+
+def test_more_workers_than_cores_are_one_line(
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    with caplog.at_level(logging.WARNING):
+        loader = ClipLoader(Source(), sampler(), 4, workers=cores + 6)
+        assert len(names(loader, 7)) == 7  # into the third epoch
+        assert ClipLoader(Source(), sampler(), 4, workers=cores).workers == loader.workers == cores
+    assert [record.message for record in caplog.records] == [
+        f"data.workers = {cores + 6} is more than there are cores; {cores} are used"
+    ]
+    assert [str(warning.message) for warning in recwarn if "worker" in str(warning.message)] == []
 
 
 def test_bad_clips_do_not_part_the_ranks() -> None:
