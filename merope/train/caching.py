@@ -1,21 +1,21 @@
 """`merope data cache`: the clips of a training config through its VAE and text encoder, once."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from merope.datasets.cache import write_cache
-from merope.datasets.data_kind import FrameData
+from merope.datasets.data_kind import FileData, FrameData
 from merope.datasets.kinds import DATA_KINDS
 from merope.errors import invalid
 from merope.train.clip_streams import FrameEncoder, check_sizes
 from merope.train.config import TrainConfig
 from merope.train.model import build_model
 
-SAMPLING = ("workers", "clusters", "prototypes_only")
+SAMPLING = {field.name for field in fields(FileData)} - {"kind"}
 """Settings of the data that do not change what a clip holds."""
 
 
