@@ -34,6 +34,7 @@ def _curate(options: argparse.Namespace) -> int:
     from merope.datasets.videos import VideoSource, read_video_rows
     from merope.errors import invalid
     from merope.formats import read
+    from merope.formats.checks import require_sound
 
     if options.nuscenes is not None:
         data = NuScenes(options.nuscenes, options.version)
@@ -50,6 +51,9 @@ def _curate(options: argparse.Namespace) -> int:
     else:
         is_metric = True if options.metric else None
         trajectories = [replace(read(path, is_metric=is_metric), name=str(path)) for path in options.poses]
+    if options.nuscenes is None:
+        for trajectory in trajectories:
+            require_sound(trajectory, trajectory.name)
     clusters = min(options.clusters, len(trajectories))
     curation = curate_trajectories(
         trajectories, options.out, clusters, options.suppression, options.seed, options.scope

@@ -84,7 +84,10 @@ class VideoSource(ClipSource[Clip]):
     def trajectory(self, index: int) -> Trajectory:
         """The poses of a clip under its id, for curation; the video is not read."""
         path, chosen = self._rows_of(index)
-        return Trajectory(path.world_from_camera[chosen], path.is_metric, path.convention, name=self.name(index))
+        times_s = None if path.timestamps_s is None else path.timestamps_s[chosen]
+        return Trajectory(
+            path.world_from_camera[chosen], path.is_metric, path.convention, times_s, name=self.name(index)
+        )
 
     def _rows_of(self, index: int) -> tuple[Trajectory, torch.Tensor]:  # the whole path, rows of the clip [T]
         row = self.rows[index]

@@ -164,6 +164,25 @@ def test_curate_clips_of_videos_under_the_ids_of_training(tmp_path: Path) -> Non
     assert (source.trajectory(1).world_from_camera - curved_drive(30)[10:22]).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("source", ["--poses", "--videos"])
+def test_curate_refuses_what_generate_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str) -> None:
+    metres, times_s = curved_drive(30), torch.arange(30, dtype=torch.float64) / 12
+    centimetres = metres.clone()
+    centimetres[:, :3, 3] *= 100
+    for name, poses, stamps_s, message in (
+        ("cm", centimetres, times_s, "positions are not in metres"),
+        ("back", metres, times_s.flip(0), "timestamps do not increase"),
+        ("good", metres, times_s, ""),
+    ):
+        write(Trajectory(poses, True, "made for a test", stamps_s), tmp_path / f"{name}.json")
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(json.dumps({"id": name, "video": "no.mp4", "poses": f"{name}.json"}))
+        files = {"--poses": [str(tmp_path / f"{name}.json")], "--videos": [str(rows), "--frames", "20"]}
+        status = main(["curate", source, *files[source], "--clusters", "1", "--out", str(tmp_path / "out")])
+        assert status == (2 if message else 0)
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
