@@ -97,8 +97,9 @@ def read_openscene(
     infos = read_infos(path, allow_pickle)[:count]
     if count is not None and len(infos) < count:
         raise invalid(f"frames of {path}", f"at least {count}", len(infos), "shorten the clip")
-    if channel not in infos[0]["cams"]:
-        raise invalid("channel", f"one of {sorted(infos[0]['cams'])}", repr(channel), "pick a camera of the rig")
+    for info in infos:
+        if channel not in info["cams"]:
+            raise invalid("channel", f"one of {sorted(info['cams'])}", repr(channel), "pick a camera of every frame")
     cameras = [info["cams"][channel] for info in infos]
     timestamps_s = torch.tensor([float(info["timestamp"]) for info in infos], dtype=torch.float64) * 1e-6
     steps_s = timestamps_s.diff()

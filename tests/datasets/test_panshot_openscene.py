@@ -168,3 +168,22 @@ def test_openscene_duplicate_timestamps_and_channels_are_named(tmp_path: Path) -
         read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
     with pytest.raises(ValueError, match=r"channel must be one of \['CAM_F0'\], got 'CAM_B0'"):
         read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, channel="CAM_B0", allow_pickle=True)
+
+
+def test_infos_of_another_layout_are_named(tmp_path: Path) -> None:
+    """mmdet3d writes lidar2ego and ego2global as quaternions, and all scenes of nuScenes into one file."""
+    frames = infos(2, [])
+    for frame in frames:
+        del frame["lidar2global"]
+        frame |= {"lidar2ego_rotation": [1.0, 0.0, 0.0, 0.0], "ego2global_rotation": [1.0, 0.0, 0.0, 0.0]}
+    (tmp_path / "mmdet3d.pkl").write_bytes(pickle.dumps({"infos": frames, "metadata": {}}))
+    with pytest.raises(ValueError, match=r'frame 0 of .*mmdet3d\.pkl must be .*got no lidar2global; .*"nuscenes"'):
+        read_openscene(tmp_path / "mmdet3d.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+    (tmp_path / "list.pkl").write_bytes(pickle.dumps([3]))
+    with pytest.raises(ValueError, match=r"frame 0 of .*got no timestamp, lidar2global, cams"):
+        read_infos(tmp_path / "list.pkl", allow_pickle=True)
+    incomplete = infos(2, [])
+    del incomplete[1]["cams"]["CAM_F0"]
+    (tmp_path / "gap.pkl").write_bytes(pickle.dumps(incomplete))
+    with pytest.raises(ValueError, match=r"channel must be one of \[\], got 'CAM_F0'"):
+        read_openscene(tmp_path / "gap.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
