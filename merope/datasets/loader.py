@@ -86,18 +86,24 @@ def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
     )
 
 
-def curation_of(source: ClipSource[object], manifest: Manifest) -> Curation:
-    """The manifest's clusters and prototypes in the order of the source, matched by name."""
+def curation_of(source: ClipSource[object], manifest: Manifest, file: str = "manifest") -> Curation:
+    """The manifest's clusters and prototypes in the order of the source, matched by name.
+
+    The manifest may hold other clips too, such as those of another split. A clip whose prototype is one of these stands
+    for itself.
+    """
     row = {name: index for index, name in enumerate(manifest.ids)}
     names = [source.name(index) for index in range(len(source))]
     missing = [name for name in names if name not in row]
-    if missing or len(names) != len(row):
-        got = f"{len(missing)} of {len(names)} clips not in it, first {missing[:1]}; {len(row)} rows"
-        raise invalid("manifest", "a row for every clip of the source and no other", got, "curate this source again")
-    order = torch.tensor([row[name] for name in names])
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
-    return Curation(manifest.curation.cluster[order], place[manifest.curation.prototype[order]])
+    if missing:
+        got = f"{len(missing)} of {len(names)} not in it, such as {missing[0]!r}; its first is {manifest.ids[0]!r}"
+        fix = "curate these very clips: merope curate --videos MANIFEST or --nuscenes ROOT"
+        raise invalid(file, "a manifest with a row for every clip", got, fix)
+    rows, own = torch.tensor([row[name] for name in names]), torch.arange(len(names))
+    place = torch.full((len(manifest.ids),), -1)
+    place[rows] = own
+    prototype = place[manifest.curation.prototype[rows]]
+    return Curation(manifest.curation.cluster[rows], torch.where(prototype < 0, own, prototype))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from merope.curation.curate import Curation, Manifest, read_manifest
+from merope.curation.curate import Curation, read_manifest
 from merope.datasets.cache import CachedBatch, CachedSource, collate_cached, without_padding
 from merope.datasets.data_kind import FileData, FrameData
 from merope.datasets.history_source import ClipWithHistory, collate_history
@@ -244,13 +244,7 @@ def loader_of(config: TrainConfig, source: ClipSource[Any], share: Share, encode
     assert isinstance(data, FileData)
     curation = Curation(torch.zeros(len(source), dtype=torch.long), torch.arange(len(source)))
     if data.clusters is not None:
-        manifest, names = read_manifest(data.clusters), [source.name(index) for index in range(len(source))]
-        missing = sorted(set(names) - set(manifest.ids))
-        if missing:
-            got = f"{len(missing)} of {len(names)} not in it, such as {missing[0]!r}; its first is {manifest.ids[0]!r}"
-            fix = "curate these very clips: merope curate --videos MANIFEST or --nuscenes ROOT"
-            raise invalid(f"data.clusters {data.clusters}", "a row for every clip", got, fix)
-        curation = curation_of(source, restricted(manifest, set(names)))
+        curation = curation_of(source, read_manifest(data.clusters), str(data.clusters))
     sampler = ClusterSampler(
         curation,
         prototypes_only=data.prototypes_only,
@@ -260,15 +254,3 @@ def loader_of(config: TrainConfig, source: ClipSource[Any], share: Share, encode
         world_size=share.ranks,
     )
     return ClipLoader(source, sampler, share.micro_batch, data.workers, encoder.collate)
-
-
-def restricted(manifest: Manifest, names: set[str]) -> Manifest:
-    """The rows of these clips: those of one split, or those that could be cached.
-
-    A clip whose prototype is not among them stands for itself.
-    """
-    rows = [row for row, name in enumerate(manifest.ids) if name in names]
-    place = {row: index for index, row in enumerate(rows)}
-    prototype = [place.get(int(manifest.curation.prototype[row]), place[row]) for row in rows]
-    ids = tuple(manifest.ids[row] for row in rows)
-    return Manifest(ids, Curation(manifest.curation.cluster[rows], torch.tensor(prototype, dtype=torch.long)))

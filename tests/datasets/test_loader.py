@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scenes import PINHOLE, curved_drive
 
 from merope.curation.curate import Curation, Manifest
@@ -278,8 +280,25 @@ def test_manifests_are_matched_by_name() -> None:
     assert matched.cluster.tolist() == [index % 3 for index in range(12)]
     assert int(matched.prototype[order[4]]) == int(order[0])
     assert int(matched.kept.sum()) == 11
-    with pytest.raises(ValueError, match="manifest must be a row for every clip"):
+    with pytest.raises(ValueError, match="manifest must be a manifest with a row for every clip"):
         curation_of(Source(13), manifest)
+
+
+@given(data=st.data(), count=st.integers(1, 8))
+def test_a_manifest_of_more_clips_keeps_clusters_and_whole_prototypes(data: st.DataObject, count: int) -> None:
+    """Those of other splits, or those that could not be cached, are left out."""
+    cluster = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    kept = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+    prototype = [row if row in kept else data.draw(st.sampled_from(sorted(kept))) for row in range(count)]
+    order = data.draw(st.permutations(range(count)))
+    place = {row: index for index, row in enumerate(order)}
+    ids = tuple(f"clip-{row}" for row in order)
+    stands_for = torch.tensor([place[prototype[row]] for row in order])
+    chosen = data.draw(st.integers(1, count))  # the source has the first clips
+    cut = curation_of(Source(chosen), Manifest(ids, Curation(cluster[list(order)], stands_for)))
+    assert cut.cluster.tolist() == cluster[:chosen].tolist()
+    assert cut.prototype.tolist() == [p if p < chosen else row for row, p in enumerate(prototype[:chosen])]
+    assert cut.kept[cut.prototype].all()
 
 
 def test_lenses_of_a_clip_and_of_frames_stack() -> None:

@@ -190,8 +190,8 @@ def test_ranks_with_and_without_history_train_together(tmp_path: Path, monkeypat
     """Real data: one rank's clip has references, the other's has none. With "ca" both must have gradients to add."""
     whole = WorldHistoryStream._with_history
 
-    def every_other(self: Any, world: int, place: int, step: int, conflict_rate: float) -> Examples:
-        examples = whole(self, world, place, step, conflict_rate)
+    def every_other(self: Any, world: int, place: int, step: int) -> Examples:
+        examples = whole(self, world, place, step)
         return replace(examples, history=None) if place % 2 else examples
 
     monkeypatch.setattr(WorldHistoryStream, "_with_history", every_other)
