@@ -167,7 +167,7 @@ class CachedData(FileData):
         return None if self.validation_root is None else CachedSource.open(self.validation_root)
 
 
-def collate_cached(clips: Sequence[CachedClip], clusters: Sequence[int]) -> CachedBatch:
+def collate_cached(clips: Sequence[CachedClip]) -> CachedBatch:
     """Cached clips of one shape as a batch."""
     shapes = {tuple(clip.latents.shape) for clip in clips}
     if len(shapes) != 1:

@@ -104,8 +104,8 @@ class HistorySource(ClipSource[ClipWithHistory]):
         return ClipWithHistory(clip, nearest, beside)
 
 
-def collate_history(clips: Sequence[ClipWithHistory], clusters: Sequence[int]) -> tuple[Batch, ClipWithHistory]:
+def collate_history(clips: Sequence[ClipWithHistory]) -> tuple[Batch, ClipWithHistory]:
     """One clip as a batch, and the clip with its candidates: others have different numbers of references."""
     if len(clips) != 1:
         raise invalid("clips with history", "one at a time", len(clips), "use run.micro_batch = 1")
-    return collate([clips[0].clip], clusters), clips[0]
+    return collate([clips[0].clip]), clips[0]

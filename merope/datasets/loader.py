@@ -60,13 +60,9 @@ class Batch:
     frames: Tensor  # uint8 [B, T, H, W, 3]
     cameras: Cameras  # [B, T]
     captions: tuple[str, ...]
-    fps: Tensor  # [B]
-    timestamps_s: Tensor  # [B, T] float64, from the first frame
-    is_metric: Tensor  # bool [B]
-    clusters: Tensor  # int64 [B]
 
 
-def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
+def collate(clips: Sequence[Clip]) -> Batch:
     """Clips of one length, size and kind of lens as a batch."""
     frames = [clip.frames for clip in clips if clip.frames is not None]
     shapes = {tuple(frame.shape) for frame in frames}
@@ -79,10 +75,6 @@ def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
         frames=torch.stack(frames),
         cameras=Cameras(poses, stacked([clip.lens for clip in clips])),
         captions=tuple(clip.caption for clip in clips),
-        fps=torch.tensor([clip.fps for clip in clips]),
-        timestamps_s=torch.stack([clip.timestamps_s for clip in clips]),
-        is_metric=torch.tensor([clip.is_metric for clip in clips]),
-        clusters=torch.tensor(clusters),
     )
 
 
@@ -110,7 +102,6 @@ def curation_of(source: ClipSource[object], manifest: Manifest, file: str = "man
 class _Loaded(Generic[Item]):
     """What was read for a draw: its own clip, or the first that could be read in its stead."""
 
-    index: int
     clip: Item | None
     skipped: dict[int, str]  # index -> why it could not be read
 
@@ -131,10 +122,10 @@ class _Clips(Dataset[_Loaded[Item]]):
         skipped: dict[int, str] = {}
         for candidate in self._candidates(index):
             try:
-                return _Loaded(candidate, self.source.clip(candidate), skipped)
+                return _Loaded(self.source.clip(candidate), skipped)
             except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
                 skipped[candidate] = f"{type(error).__name__}: {error}"
-        return _Loaded(index, None, skipped)
+        return _Loaded(None, skipped)
 
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
@@ -163,7 +154,7 @@ class ClipLoader(Generic[Item, Collated]):
         sampler: ClusterSampler,
         batch_size: int,
         workers: int = 0,
-        collate: Callable[[Sequence[Item], Sequence[int]], Collated] = collate,  # type: ignore[assignment]
+        collate: Callable[[Sequence[Item]], Collated] = collate,  # type: ignore[assignment]
     ) -> None:
         if len(source) == 0:
             raise invalid("source", "at least one clip", "none", "check the manifest and the split")
@@ -180,7 +171,7 @@ class ClipLoader(Generic[Item, Collated]):
 
     def __iter__(self) -> Iterator[Collated]:
         self.sampler.load_state_dict(self._handed_out)
-        pending: list[tuple[Item, int]] = []
+        pending: list[Item] = []
         while True:
             epoch, used = self.sampler.epoch, self.sampler.position
             clips = _Clips(self.source, self.sampler)
@@ -191,10 +182,10 @@ class ClipLoader(Generic[Item, Collated]):
                 if item.clip is None:
                     last = list(item.skipped.items())[-1]
                     raise ValueError(f"none of {len(item.skipped)} clips could be read, the last: {self._named(*last)}")
-                pending.append((item.clip, int(self.sampler.cluster[item.index])))
+                pending.append(item.clip)
                 if len(pending) == self.batch_size:
                     self._handed_out = self.sampler.state_dict(epoch, used)
-                    yield self.collate(*zip(*pending, strict=True))
+                    yield self.collate(pending)
                     pending = []
 
     def _note(self, skipped: dict[int, str]) -> None:

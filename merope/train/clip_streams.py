@@ -54,10 +54,10 @@ class ClipStream:
     def held_out(self, count: int) -> Iterator[Examples]:
         for places in self.share.places(count):
             clips = [self._held_out_clip(place, count) for place in places]
-            yield self.encoder.examples(self.loader.collate(clips, [0] * len(clips)), places, VALIDATION)
+            yield self.encoder.examples(self.loader.collate(clips), places, VALIDATION)
 
     def example(self) -> Examples:
-        return self.encoder.examples(self.loader.collate([self._held_out_clip(0, 1)], [0]), (0,), VALIDATION)
+        return self.encoder.examples(self.loader.collate([self._held_out_clip(0, 1)]), (0,), VALIDATION)
 
     def _held_out_clip(self, place: int, count: int) -> Any:
         """The validation clip of a place; where it cannot be read the next one, the same every time.
@@ -93,8 +93,8 @@ class ClipStream:
 class Encoder(Protocol):
     """Makes training examples of loaded clips."""
 
-    def collate(self, clips: Any, clusters: Any, /) -> Any:
-        """Clips and their clusters as the batch that `examples` takes."""
+    def collate(self, clips: Any, /) -> Any:
+        """Clips as the batch that `examples` takes."""
 
     def examples(self, batch: Any, places: tuple[int, ...], step: int) -> Examples:
         """A batch ready for the model, on its device. What is drawn for a clip follows from its place and step."""

@@ -65,9 +65,6 @@ def test_batches_carry_everything() -> None:
     assert batch.frames.shape == (4, 3, 4, 6, 3)
     assert batch.frames[:, 0, 0, 0, 0].tolist() == indices
     assert batch.captions == tuple(f"caption {index}" for index in indices)
-    assert batch.clusters.tolist() == [index % 3 for index in indices]
-    assert batch.timestamps_s.shape == (4, 3)
-    assert batch.is_metric.all()
     rays, valid = batch.cameras.rays((2, 3))
     assert rays.shape == (4, 3, 6, 3)
     assert valid.all()
@@ -155,7 +152,7 @@ def test_lenses_and_frames_that_do_not_fit_together_are_refused() -> None:
     clip = Source().clip(1)
     without = Clip(clip.name, clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0)
     with pytest.raises(ValueError, match="clip-1"):
-        collate([clip, without], [0, 0])
+        collate([clip, without])
     with pytest.raises(ValueError, match=r"frames of x must be \[3, 4, 6, 3\]"):
         Clip(
             "x", clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0, torch.zeros(3, 5, 6, 3, dtype=torch.uint8)

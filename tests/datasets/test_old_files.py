@@ -56,7 +56,7 @@ def test_a_cache_is_read_and_goes_on(tables: NuScenes, tmp_path: Path) -> None:
     assert clips[0].text.shape == (8, 6)
     assert clips[0].text[:, 0].tolist() == [8.5, 8.5, *[0.0] * 6]  # of the caption "street 1"
     torch.testing.assert_close(clips[1].latents.flatten().float(), torch.arange(64.0) / 7, rtol=2**-8, atol=0)
-    assert collate_cached(clips, [0, 0]).cameras.world_from_camera.shape == (2, 5, 4, 4)
+    assert collate_cached(clips).cameras.world_from_camera.shape == (2, 5, 4, 4)
     source = NuScenesSource(tables, tables.windows(5)[:2], 32, 48)
     about = json.loads((folder / "cache.json").read_text())
 
