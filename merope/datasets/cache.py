@@ -76,7 +76,7 @@ def write_cache(
     """
     names = [source.name(index) for index in range(len(source))]
     check_unique("names of clips", names)  # a file is named after its clip
-    _begin(folder, about)
+    _begin_cache(folder, about)
     _write_text(folder, "", encode_text)
     rows = [_whole_row(folder, name, source.made_of(index)) for index, name in enumerate(names)]
     missing = [index for index, row in enumerate(rows) if row is None]
@@ -181,7 +181,7 @@ def collate_cached(clips: Sequence[CachedClip]) -> CachedBatch:
     )
 
 
-def _begin(folder: Path, about: dict[str, Any]) -> None:
+def _begin_cache(folder: Path, about: dict[str, Any]) -> None:
     for name in ("latents", "text"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     file = folder / "cache.json"

@@ -58,7 +58,7 @@ def read_infos(path: Path, allow_pickle: bool = False) -> list[dict[str, Any]]:
         fix = "pass allow_pickle=True if you trust where the file came from"
         raise invalid("allow_pickle", "True to read a pickle", allow_pickle, fix)
     with Path(path).open("rb") as file:
-        infos = _unpickled(file, path)
+        infos = _unpickle(file, path)
     frames = infos.get("infos") if isinstance(infos, dict) else infos
     if not isinstance(frames, list) or not frames:
         raise invalid("path", "a list of frames, or a dict with infos", path, "is this an OpenScene meta file?")
@@ -71,7 +71,7 @@ def read_infos(path: Path, allow_pickle: bool = False) -> list[dict[str, Any]]:
     return sorted(frames, key=lambda info: info["timestamp"])
 
 
-def _unpickled(file: BinaryIO, path: Path) -> Any:
+def _unpickle(file: BinaryIO, path: Path) -> Any:
     try:
         return _ArraysOnly(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError) as error:

@@ -61,7 +61,7 @@ def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, heig
     """
     lens = _lens(root, scenes, frames, height, width)
     drives = [_random_drive(frames, seed + number, number) for number in range(scenes)]
-    images = _rendered(drives, lens, seed)
+    images = _render_drives(drives, lens, seed)
     write_nuscenes(root, version, drives, lens, lambda _: next(images))
 
 
@@ -75,7 +75,7 @@ def synthesise_videos(root: Path, scenes: int, frames: int, height: int, width: 
         raise invalid("size", "even in height and width", f"{height}×{width}", "H.264 wants it")
     times_s = torch.arange(frames, dtype=torch.float64) / FRAME_RATE_HZ
     drives = [_random_drive(frames, seed + number, number) for number in range(scenes)]
-    for number, images in enumerate(_rendered(drives, lens, seed)):
+    for number, images in enumerate(_render_drives(drives, lens, seed)):
         name, drive = f"scene-{number:04d}", drives[number]
         write_video(images, root / "videos" / f"{name}.mp4", FRAME_RATE_HZ)
         path = Trajectory(drive.world_from_camera, True, "merope data synth", times_s, lens, name=name)
@@ -102,7 +102,7 @@ def _random_drive(frames: int, seed: int, number: int) -> Drive:
     return Drive(path, f"a drive through street {seed}", start_us=1_600_000_000_000_000 + number * 10**9)
 
 
-def _rendered(drives: Sequence[Drive], lens: Pinhole, seed: int) -> Iterator[Tensor]:  # uint8 [T, H, W, 3] a drive
+def _render_drives(drives: Sequence[Drive], lens: Pinhole, seed: int) -> Iterator[Tensor]:  # uint8 [T, H, W, 3] a drive
     """What each drive sees of a world of its own."""
     progress = ProgressLine("rendering", len(drives), "scenes")
     for number, drive in enumerate(drives):

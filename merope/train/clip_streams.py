@@ -107,7 +107,7 @@ class FrameEncoder:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._text = lru_cache(CAPTIONS_KEPT)(self._encoded)
+        self._text = lru_cache(CAPTIONS_KEPT)(self._encode)
 
     @torch.no_grad()
     def examples(self, batch: Batch, places: tuple[int, ...], step: int) -> Examples:
@@ -126,7 +126,7 @@ class FrameEncoder:
         return torch.nn.functional.pad(short, (0, 0, 0, length - len(short))).to(self.model.device)
 
     @torch.no_grad()
-    def _encoded(self, caption: str) -> tuple[Tensor, int]:  # [l, D] on the CPU, L
+    def _encode(self, caption: str) -> tuple[Tensor, int]:  # [l, D] on the CPU, L
         pipeline = self.model.pipeline
         if pipeline.text_encoder is None:
             return torch.zeros(1, pipeline.transformer.config["text_dim"]), 1
@@ -195,7 +195,7 @@ def clip_stream(config: TrainConfig, model: Model, share: Share) -> ClipStream:
     if share.rank == 0:
         for doubt in source.doubts():
             LOG.warning("%s", doubt)
-    loader = loader_of(config, source, share, encoder)
+    loader = build_loader(config, source, share, encoder)
     stream = ClipStream(loader, held_out, encoder, config.run.batch_size, share)
     stream.check_held_out(held_out_needed(config.run))
     return stream
@@ -238,7 +238,7 @@ def check_cache(config: TrainConfig, model: Model, source: CachedSource, like: C
             raise invalid(f"{name} of {source.folder}", str(expected), got, fix)
 
 
-def loader_of(config: TrainConfig, source: ClipSource[Any], share: Share, encoder: Encoder) -> ClipLoader[Any, Any]:
+def build_loader(config: TrainConfig, source: ClipSource[Any], share: Share, encoder: Encoder) -> ClipLoader[Any, Any]:
     """Class-balanced where a manifest has clusters, uniform over clips where there is none."""
     data = config.data
     assert isinstance(data, FileData)

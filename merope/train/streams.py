@@ -130,9 +130,9 @@ class WorldStream:
         ]
 
     def _examples(self, wanted: Sequence[Wanted]) -> list[Examples]:
-        return self._rendered(wanted)
+        return self._render(wanted)
 
-    def _rendered(
+    def _render(
         self,
         wanted: Sequence[Wanted],
         clear_of: Tensor | None = None,  # [worlds, N, 4, 4] poses that must be free, those of the clips by default
@@ -140,7 +140,7 @@ class WorldStream:
         """Micro-batches whose clips are rendered at once, each world once."""
         number = {seed: n for n, seed in enumerate(dict.fromkeys(seed for _, seeds, _ in wanted for seed in seeds))}
         cameras = self.clips.cameras(list(number), self.device)
-        video = as_video(self._frames(list(number), cameras, clear_of).to(self.device))
+        video = as_video(self._draw(list(number), cameras, clear_of).to(self.device))
         nothing = torch.zeros(1, self.text_dim, device=self.device)
         examples = []
         for _, seeds, places in wanted:
@@ -158,7 +158,7 @@ class WorldStream:
             )
         return examples
 
-    def _frames(self, seeds: list[int], cameras: Cameras, clear_of: Tensor | None) -> Tensor:  # uint8 [B, T, H, W, 3]
+    def _draw(self, seeds: list[int], cameras: Cameras, clear_of: Tensor | None) -> Tensor:  # uint8 [B, T, H, W, 3]
         if self.kept is None or clear_of is not None:
             return self.clips.pictures(seeds, cameras, clear_of)
         return self.kept.frames(self.clips, seeds, lambda: self.clips.pictures(seeds, cameras))
@@ -185,7 +185,7 @@ class WorldHistoryStream(WorldStream):
         dice = history_generator(self.seed, step, place)
         found = retrieve_revisits(self.clips, world, self.history.frames, conflict_rate, dice, self.device)
         references = HistoryReferences(found.video(self.clips, world), found.cameras, found.history.time)
-        (examples,) = self._rendered([(step, (world,), (place,))], found.all_poses)
+        (examples,) = self._render([(step, (world,), (place,))], found.all_poses)
         return replace(examples, history=references)
 
 
