@@ -26,11 +26,12 @@ from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import attach
 from merope.bench.provenance import commit
+from merope.datasets.world_data import WorldData
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.trajectories import driving_path
-from merope.train.config import ModelSection, RunSection, TrainConfig, WorldData
+from merope.train.config import ModelSection, RunSection, TrainConfig
 from merope.train.loop import build_optimiser, train_step
 from merope.train.model import Model
 from merope.train.parallel import Ranks

@@ -31,9 +31,10 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
 def _curate(options: argparse.Namespace) -> int:
     from merope.curation.curate import curate_trajectories, summary
     from merope.datasets.nuscenes import NuScenes
-    from merope.datasets.sources import VideoSource, read_video_rows
+    from merope.datasets.videos import VideoSource, read_video_rows
     from merope.errors import invalid
     from merope.formats import read
+    from merope.formats.checks import require_sound
 
     if options.nuscenes is not None:
         data = NuScenes(options.nuscenes, options.version)
@@ -50,6 +51,9 @@ def _curate(options: argparse.Namespace) -> int:
     else:
         is_metric = True if options.metric else None
         trajectories = [replace(read(path, is_metric=is_metric), name=str(path)) for path in options.poses]
+    if options.nuscenes is None:
+        for trajectory in trajectories:
+            require_sound(trajectory, trajectory.name)
     clusters = min(options.clusters, len(trajectories))
     curation = curate_trajectories(
         trajectories, options.out, clusters, options.suppression, options.seed, options.scope
@@ -61,9 +65,10 @@ def _curate(options: argparse.Namespace) -> int:
 
 
 def add_synth(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layout", choices=("nuscenes",), default="nuscenes")
+    layout = 'what the folder looks like: nuScenes, or your own videos (data.kind = "videos")'
+    parser.add_argument("--layout", choices=("nuscenes", "videos"), default="nuscenes", help=layout)
     parser.add_argument("--out", type=Path, required=True, help="folder of the data set, new or empty")
-    parser.add_argument("--version", default="v1.0-mini", help="folder of tables inside it")
+    parser.add_argument("--version", default="v1.0-mini", help="folder of nuScenes tables inside it")
     parser.add_argument("--scenes", type=int, default=2)
     parser.add_argument("--frames", type=int, default=60, help="frames of a scene, at 12 Hz")
     parser.add_argument("--size", type=int, nargs=2, default=(144, 256), metavar=("HEIGHT", "WIDTH"))
@@ -72,10 +77,13 @@ def add_synth(parser: argparse.ArgumentParser) -> None:
 
 
 def _synth(options: argparse.Namespace) -> int:
-    from merope.datasets.synth import synthesise_nuscenes
+    from merope.datasets.synth import synthesise_nuscenes, synthesise_videos
 
-    height, width = options.size
-    synthesise_nuscenes(options.out, options.version, options.scenes, options.frames, height, width, options.seed)
+    sizes = (options.scenes, options.frames, *options.size, options.seed)
+    if options.layout == "videos":
+        synthesise_videos(options.out, *sizes)
+    else:
+        synthesise_nuscenes(options.out, options.version, *sizes)
     print(f"wrote {options.scenes} scenes of {options.frames} frames to {options.out}")
     return 0
 

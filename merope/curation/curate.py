@@ -7,8 +7,6 @@ order of suppression: docs/curation.md says what is chosen here and why.
 
 import json
 import math
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text, replacing
 from merope.geometry.poses import check_rigid, relative
 
 if TYPE_CHECKING:  # numba and scikit-learn load only where paths are curated: manifests are read without them
@@ -88,14 +88,14 @@ def curate(
     cluster, distance_m = _kmeans(points, clusters, seed)
     from merope.curation.frechet_distance import suppress_all, suppress_groups
 
-    progress = _Progress("suppressing near duplicates", len(points))
+    progress = ProgressLine("suppressing near duplicates", len(points), "paths")
     if scope == "global":
         order = np.argsort(distance_m, kind="stable")
-        prototype = suppress_all(points, order, suppression_m, progress.report)
+        prototype = suppress_all(points, order, suppression_m, progress.show)
     else:
         order = np.lexsort((distance_m, cluster))
         groups = np.split(order, np.cumsum(np.bincount(cluster, minlength=clusters))[:-1])
-        prototype = suppress_groups(points, groups, suppression_m, progress.report)
+        prototype = suppress_groups(points, groups, suppression_m, progress.show)
     return Curation(torch.from_numpy(cluster), torch.from_numpy(prototype))
 
 
@@ -135,12 +135,12 @@ def _kmeans(points: "Floats", clusters: int, seed: int) -> "tuple[Indices, Float
     batch = max(KMEANS_BATCH, 4 * clusters)
     model = MiniBatchKMeans(clusters, random_state=seed, n_init=1, compute_labels=False, reassignment_ratio=0.0)
     random = np.random.default_rng(seed)
-    progress = _Progress("clustering", KMEANS_STEPS)
+    progress = ProgressLine("clustering", KMEANS_STEPS, "steps")
     with threadpool_limits(1):  # threads would not pay either: a step takes milliseconds, waiting for a busy core more
         for step in range(KMEANS_STEPS):
             rows = slice(None) if len(points) <= batch else random.integers(len(points), size=batch)
             model.partial_fit(features[rows])
-            progress.report(step + 1)
+            progress.show(step + 1)
         cluster = model.predict(features).astype(np.int64)
     return cluster, np.linalg.norm(features - model.cluster_centers_[cluster], axis=-1)
 
@@ -154,12 +154,10 @@ def write_manifest(file: Path, ids: Sequence[str], curation: Curation) -> None:
         raise invalid("ids", f"one for each of the {len(curation.cluster)} paths", len(ids), "name every clip")
     check_unique("ids", ids)
     rows = zip(ids, curation.cluster.tolist(), curation.prototype.tolist(), curation.kept.tolist(), strict=True)
-    unfinished = file.with_name(file.name + ".unfinished")
-    with unfinished.open("w", encoding="utf-8") as out:
+    with replacing(file) as part, part.open("w", encoding="utf-8") as out:
         for clip, cluster, prototype, kept in rows:
             row = {"id": clip, "cluster": cluster, "prototype": ids[prototype], "is_prototype": kept}
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
-    os.replace(unfinished, file)
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -226,18 +224,17 @@ def curate_trajectories(
     """
     _check_trajectories(trajectories)
     started = time.perf_counter()
-    progress, parts = _Progress("reading paths", len(trajectories)), []
+    progress, parts = ProgressLine("reading paths", len(trajectories), "paths"), []
     for start in range(0, len(trajectories), TRAJECTORY_CHUNK):
         chunk = trajectories[start : start + TRAJECTORY_CHUNK]
         parts.append(ground_paths(torch.stack([trajectory.world_from_camera for trajectory in chunk])))
-        progress.report(start + len(chunk))
+        progress.show(start + len(chunk))
     paths = torch.cat(parts)
     curation = curate(paths, clusters, suppression_m, seed, scope)
-    out.mkdir(parents=True, exist_ok=True)
     write_manifest(out / "manifest.jsonl", [trajectory.name for trajectory in trajectories], curation)
     settings = {"clusters": clusters, "suppression_m": suppression_m, "seed": seed, "scope": scope}
     report = {**settings, **summary(curation), "seconds": round(time.perf_counter() - started, 2)}
-    (out / "curation.json").write_text(json.dumps(report, indent=1) + "\n")
+    replace_text(out / "curation.json", json.dumps(report, indent=1) + "\n")
     draw_curation(curation, paths, out / "curation.png")
     return curation
 
@@ -305,21 +302,3 @@ def _cluster_hues(cluster: Tensor, paths: Tensor) -> Tensor:  # [clusters] in [0
     ends.index_add_(0, cluster, paths[:, -1].cpu().to(torch.float64))
     rank = torch.atan2(ends[:, 0], ends[:, 1]).argsort().argsort()
     return rank / max(len(rank) - 1, 1)
-
-
-class _Progress:
-    """A line on stderr for work of more than a second: rewritten on a terminal, every ten seconds in a log."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self.label, self.total, self.spoken = label, total, False
-        self.on_terminal = sys.stderr.isatty()
-        self.due = time.monotonic() + 1.0
-
-    def report(self, done: int) -> None:
-        """Say how far the work is, when it is time to."""
-        finished = done >= self.total
-        if time.monotonic() < self.due and not (finished and self.spoken):
-            return
-        self.due, self.spoken = time.monotonic() + (0.2 if self.on_terminal else 10.0), True
-        start, end = ("\r", "\n" if finished else "") if self.on_terminal else ("", "\n")
-        print(f"{start}{self.label}: {done:,} of {self.total:,}", end=end, file=sys.stderr, flush=True)

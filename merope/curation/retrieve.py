@@ -53,24 +53,17 @@ class FrameTable:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The clip that wants a history: T camera poses and their time coordinates. Retrieval never changes it."""
+    """The clip that wants a history: T camera poses, those of its latent frames. Retrieval never changes it."""
 
     world_from_camera: Tensor  # [T, 4, 4] in the location's map frame
     location: str
     traversal: str
-    times: Tensor | None = None  # [T] latent-frame index as the model sees it; 0, 1, 2, … by default
 
     def __post_init__(self) -> None:
         poses = check_rigid(self.world_from_camera)
         if poses.ndim != 3 or len(poses) == 0:
             raise invalid("world_from_camera", "[T, 4, 4] with T ≥ 1", list(poses.shape), "pass one clip at a time")
         object.__setattr__(self, "world_from_camera", poses)
-        if self.times is not None and self.times.shape != (len(poses),):
-            raise invalid("times", f"[{len(poses)}]", list(self.times.shape), "pass one time per pose")
-
-    def times_of(self, frames: Tensor) -> Tensor:  # [H] int64 → [H] float
-        """Time coordinates of some frames of the clip."""
-        return frames.to(torch.float64) if self.times is None else self.times[frames]
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class HistoryIndex:
         Asked frames without one are left out. A donor that is nearest to several serves the one it is closest to.
         """
         candidates = self._candidates(target, asked)
-        return self._history(target, _first_per_target(candidates, candidates.distance_m), is_conflict=False)
+        return self._history(_first_per_target(candidates, candidates.distance_m), is_conflict=False)
 
     def neighbouring_lane(
         self,
@@ -178,7 +171,7 @@ class HistoryIndex:
             return None
         matches = [_first_per_target(lane, np.abs(lane.longitudinal_m)) for lane in lanes]
         best = min(matches, key=lambda match: (-len(match.target), np.abs(match.longitudinal_m).sum()))
-        return self._history(target, best, is_conflict=True)
+        return self._history(best, is_conflict=True)
 
     def retrieve(
         self,
@@ -229,9 +222,9 @@ class HistoryIndex:
         other = self._traversal[rows] != target.traversal
         return rows[other], paired[other]
 
-    def _history(self, target: Target, match: _Candidates, is_conflict: bool) -> History:
+    def _history(self, match: _Candidates, is_conflict: bool) -> History:
         columns = {name: torch.from_numpy(column) for name, column in vars(match).items()}
-        time = target.times_of(columns["target"]) + HISTORY_TIME_TAG
+        time = columns["target"].to(torch.float64) + HISTORY_TIME_TAG
         taken_s = self.table.timestamp_s[columns["frame"]]
         return History(**columns, time=time, timestamp_s=taken_s, is_conflict=is_conflict)
 

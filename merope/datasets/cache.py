@@ -10,31 +10,34 @@ Latents and text are kept in bfloat16. A model that computes in bfloat16 rounds 
 clean prefix and of the text is the same to the bit. Only the target of the loss is rounded besides, by at most 2⁻⁹ of
 each number, far below the noise that it is made of.
 
-Files are written beside their place and renamed, so an interrupted run goes on where it stopped.
+Files are written beside their place and renamed, so an interrupted run goes on where it stopped. Several processes may
+write one cache at once: each encodes what it found missing at its start.
 """
 
 import hashlib
 import json
-import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from merope.curation.curate import check_unique
 from merope.datasets.clip import Clip
+from merope.datasets.data_kind import FileData
 from merope.datasets.loader import MOST_STAND_INS, ClipSource
+from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats import read, write
 from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_tensors, replace_text, replacing
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 
@@ -66,33 +69,35 @@ def write_cache(
     encode_text: Callable[[str], Tensor],  # -> [L, D]
     about: dict[str, Any],  # what decides the content; a cache of something else is not added to
     workers: int = 1,  # threads that read clips while others are encoded
-    made_of: Callable[[int], Any] | None = None,  # index -> what a clip follows from, as JSON; others are made again
 ) -> dict[str, str]:  # name -> why it was skipped
-    """Encode every clip of a source that is not there yet, or is there as something else.
+    """Encode every clip of a source that is not there yet, is damaged, or is there as something else.
 
     Clips that cannot be read are named and left out.
     """
     names = [source.name(index) for index in range(len(source))]
     check_unique("names of clips", names)  # a file is named after its clip
-    _begin(folder, about)
-    _text_file(folder, "", encode_text)
-    recipes = [None if made_of is None else made_of(index) for index in range(len(names))]
-    missing = [index for index, name in enumerate(names) if not _is_there(folder, name, recipes[index])]
-    started_s, skipped = time.perf_counter(), {}
+    _begin_cache(folder, about)
+    _write_text(folder, "", encode_text)
+    rows = [_whole_row(folder, name, source.made_of(index)) for index, name in enumerate(names)]
+    missing = [index for index, row in enumerate(rows) if row is None]
+    progress, skipped = ProgressLine("caching", len(missing)), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
         if isinstance(clip, Clip):
-            _write_clip(folder, names[index], clip, encode_frames, encode_text, recipes[index])
+            row = {"id": names[index], "file": _key(names[index]), "caption": clip.caption}
+            row["made_of"] = source.made_of(index)
+            _write_clip(folder, row, clip, encode_frames, encode_text)
+            rows[index] = row
         else:
             skipped[names[index]] = str(clip)
             print(f"skipped clip {names[index]}: {clip}", file=sys.stderr)
-        _show(done, len(missing), started_s)
-    rows = [_row_file(folder, name).read_text() for name in names if name not in skipped]
-    _replace(folder / "clips.jsonl", lambda part: part.write_text("".join(f"{row}\n" for row in rows)))
+        progress.show(done)
+    lines = [f"{json.dumps(row)}\n" for row in rows if row is not None]
+    replace_text(folder / "clips.jsonl", "".join(lines))
     return skipped
 
 
 @dataclass(frozen=True)
-class CachedSource:
+class CachedSource(ClipSource[CachedClip]):
     """A cache as a table of clips."""
 
     folder: Path
@@ -103,7 +108,10 @@ class CachedSource:
         file = Path(folder) / "clips.jsonl"
         if not file.is_file():
             raise invalid("cache", "a folder of `merope data cache`", f"{folder} without clips.jsonl", "finish caching")
-        return cls(Path(folder), [json.loads(line) for line in file.read_text().splitlines() if line.strip()])
+        try:
+            return cls(Path(folder), [json.loads(line) for line in file.read_text().splitlines() if line.strip()])
+        except ValueError as error:
+            raise invalid(str(file), "a JSON object a line", str(error), "run `merope data cache` again") from None
 
     def about(self) -> dict[str, Any]:
         """What was cached."""
@@ -126,6 +134,7 @@ class CachedSource:
 
     def first_readable(self) -> CachedClip:
         """The first clip that can be read, of a few: training does without those that cannot."""
+        reason = "none"
         for index in range(min(len(self), MOST_STAND_INS)):
             try:
                 return self.clip(index)
@@ -138,12 +147,27 @@ class CachedSource:
 
         The padding matters: Wan's cross-attention has no mask, so every row takes its share.
         """
-        stored = load_file(self.folder / "text" / f"{_key(caption)}.safetensors")
+        stored = load_file(_text_file(self.folder, caption))
         text = stored["text"]
         return torch.nn.functional.pad(text, (0, 0, 0, int(stored["length"]) - len(text)))
 
 
-def collate_cached(clips: Sequence[CachedClip], clusters: Sequence[int]) -> CachedBatch:
+@dataclass(frozen=True)
+class CachedData(FileData):
+    """A folder of `merope data cache`: latents and text are read instead of computed."""
+
+    kind: Literal["cache"]
+    root: Path
+    validation_root: Path | None = None
+
+    def training_clips(self) -> CachedSource:
+        return CachedSource.open(self.root)
+
+    def validation_clips(self) -> CachedSource | None:
+        return None if self.validation_root is None else CachedSource.open(self.validation_root)
+
+
+def collate_cached(clips: Sequence[CachedClip]) -> CachedBatch:
     """Cached clips of one shape as a batch."""
     shapes = {tuple(clip.latents.shape) for clip in clips}
     if len(shapes) != 1:
@@ -157,13 +181,13 @@ def collate_cached(clips: Sequence[CachedClip], clusters: Sequence[int]) -> Cach
     )
 
 
-def _begin(folder: Path, about: dict[str, Any]) -> None:
+def _begin_cache(folder: Path, about: dict[str, Any]) -> None:
     for name in ("latents", "text"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     file = folder / "cache.json"
     if file.exists() and json.loads(file.read_text()) != about:
         raise invalid(str(folder), f"a cache of {json.loads(file.read_text())}", about, "use another folder")
-    _replace(file, lambda part: part.write_text(json.dumps(about, indent=1)))
+    replace_text(file, json.dumps(about, indent=1))
 
 
 def _read_ahead(
@@ -193,37 +217,52 @@ def _read_ahead(
 
 def _write_clip(
     folder: Path,
-    name: str,
+    row: dict[str, Any],
     clip: Clip,
     encode_frames: Callable[[Tensor], Tensor],
     encode_text: Callable[[str], Tensor],
-    recipe: Any,
 ) -> None:
-    """The files of a clip. Its row is written last: where there is one, the clip is complete."""
+    """Write the files of a clip. Its row comes last: where there is one, the clip is complete."""
     assert clip.frames is not None
-    _row_file(folder, name).unlink(missing_ok=True)  # of another clip of this name
+    place, row_file = folder / "latents" / row["file"], _row_file(folder, row["id"])
+    row_file.unlink(missing_ok=True)  # of another clip of this name
     latents = encode_frames(clip.frames[None])[0].to(torch.bfloat16).contiguous().cpu()
-    place = folder / "latents" / _key(name)
-    _replace(place.with_suffix(".safetensors"), lambda part: save_file({"latents": latents}, part))
-    path = Trajectory(clip.world_from_camera, clip.is_metric, "merope", clip.timestamps_s, clip.lens, name=name)
-    _replace(place.with_suffix(".json"), lambda part: write(path, part))
-    _text_file(folder, clip.caption, encode_text)
-    row = {"id": name, "file": _key(name), "caption": clip.caption, "made_of": recipe}
-    _replace(_row_file(folder, name), lambda part: part.write_text(json.dumps(row)))
+    replace_tensors(place.with_suffix(".safetensors"), {"latents": latents})
+    path = Trajectory(clip.world_from_camera, clip.is_metric, "merope", clip.timestamps_s, clip.lens, name=row["id"])
+    with replacing(place.with_suffix(".json")) as part:
+        write(path, part)
+    _write_text(folder, clip.caption, encode_text)
+    replace_text(row_file, json.dumps(row))
 
 
-def _is_there(folder: Path, name: str, recipe: Any) -> bool:
-    """Whether a clip is cached as it is now; rows of older versions do not say what they were made of."""
-    file = _row_file(folder, name)
-    return file.exists() and json.loads(file.read_text()).get("made_of", recipe) == recipe
+def _whole_row(folder: Path, name: str, recipe: Any) -> dict[str, Any] | None:
+    """The row of a clip that is cached as it is now, with whole files; None where it must be encoded."""
+    try:
+        row: dict[str, Any] = json.loads(_row_file(folder, name).read_text())
+        json.loads((folder / "latents" / f"{row['file']}.json").read_text())
+        is_same = row.get("made_of", recipe) == recipe  # rows of older versions do not say what they were made of
+        files = (folder / "latents" / f"{row['file']}.safetensors", _text_file(folder, row["caption"]))
+        return row if is_same and all(_is_whole(file) for file in files) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever a damaged file sets off
+        return None
 
 
-def _text_file(folder: Path, caption: str, encode_text: Callable[[str], Tensor]) -> None:
-    file = folder / "text" / f"{_key(caption)}.safetensors"
-    if not file.exists():
+def _is_whole(file: Path) -> bool:
+    """Whether a file of tensors is there and has the length that its header says."""
+    try:
+        with safe_open(file, "pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
+
+
+def _write_text(folder: Path, caption: str, encode_text: Callable[[str], Tensor]) -> None:
+    """Write the embedding of a caption, unless it is there."""
+    file = _text_file(folder, caption)
+    if not _is_whole(file):
         padded = encode_text(caption)
         text = without_padding(padded).to(torch.bfloat16).contiguous().cpu()
-        _replace(file, lambda part: save_file({"text": text, "length": torch.tensor(len(padded))}, part))
+        replace_tensors(file, {"text": text, "length": torch.tensor(len(padded))})
 
 
 def without_padding(text: Tensor) -> Tensor:  # [L, D] -> [l, D]
@@ -232,25 +271,14 @@ def without_padding(text: Tensor) -> Tensor:  # [L, D] -> [l, D]
     return text[: int(used.max()) + 1 if len(used) else 1]
 
 
-def _show(done: int, total: int, started_s: float) -> None:
-    """One line that is rewritten on a terminal, one in a hundred clips in a file."""
-    is_terminal = sys.stderr.isatty()
-    if is_terminal or done % 100 == 0 or done == total:
-        left_min = (time.perf_counter() - started_s) / done * (total - done) / 60
-        end = "\r" if is_terminal and done < total else "\n"
-        print(f"cached {done} of {total} clips, {left_min:.0f} min left", end=end, file=sys.stderr, flush=True)
-
-
 def _row_file(folder: Path, name: str) -> Path:
     return folder / "latents" / f"{_key(name)}.row.json"
+
+
+def _text_file(folder: Path, caption: str) -> Path:
+    return folder / "text" / f"{_key(caption)}.safetensors"
 
 
 def _key(name: str) -> str:
     """A file name for any name."""
     return hashlib.sha256(name.encode()).hexdigest()[:24]
-
-
-def _replace(file: Path, make: Callable[[Path], object]) -> None:
-    part = file.with_name(f"part-{os.getpid()}-{file.name}")
-    make(part)
-    os.replace(part, file)

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from merope.curation.retrieve import FrameTable, History, HistoryIndex, Target, spread_frames
 from merope.datasets.clip import Clip
-from merope.datasets.loader import Batch, collate
+from merope.datasets.loader import Batch, ClipSource, collate
 from merope.datasets.nuscenes import NuScenes
-from merope.datasets.sources import NuScenesSource
 from merope.errors import invalid
 from merope.formats.video import read_image
 from merope.geometry.cameras import Cameras
@@ -31,7 +30,6 @@ class DonorFrames:
     frames: Tensor  # uint8 [R, H, W, 3]
     cameras: Cameras  # [R]
     matched: Tensor  # int64 [R] latent frames of the clip
-    is_conflict: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +43,6 @@ class ClipWithHistory:
     def chosen(self, wants_conflict: bool) -> DonorFrames | None:
         """A lateral conflict where one is wanted and there is one, otherwise the nearest frames."""
         return self.beside if wants_conflict and self.beside is not None else self.nearest
-
-
-@dataclass(frozen=True, eq=False)
-class HistoryBatch:
-    """One clip as a batch, with its candidates: clips have different numbers of references."""
-
-    clips: Batch
-    with_history: ClipWithHistory
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +77,14 @@ class FrameLibrary:
         across, down = torch.from_numpy(np.array((width, height)) / table.size[rows]).unbind(-1)
         lens = Pinhole(fx * across, fy * down, cx * across, cy * down, width, height)
         poses = torch.from_numpy(table.world_from_camera[rows])
-        return DonorFrames(torch.stack(images), Cameras(poses, lens), history.target, history.is_conflict)
+        return DonorFrames(torch.stack(images), Cameras(poses, lens), history.target)
 
 
 @dataclass(frozen=True, eq=False)
-class HistorySource:
-    """Clips of nuScenes with what a library of frames holds about their places."""
+class HistorySource(ClipSource[ClipWithHistory]):
+    """Clips with what a library of frames holds about their places."""
 
-    source: NuScenesSource
+    source: ClipSource[Clip]
     library: FrameLibrary
     count: int  # references asked for
     latent_stride: int  # RGB frames per latent frame
@@ -110,12 +100,12 @@ class HistorySource:
         target = Target(clip.world_from_camera[:: self.latent_stride], clip.location, clip.traversal)
         asked = spread_frames(len(target.world_from_camera), self.count)
         found = library.index.nearest(target, asked), library.index.neighbouring_lane(target, asked)
-        nearest, beside = (library.donors(history, self.source.height, self.source.width) for history in found)
+        nearest, beside = (library.donors(history, clip.lens.height, clip.lens.width) for history in found)
         return ClipWithHistory(clip, nearest, beside)
 
 
-def collate_history(clips: Sequence[ClipWithHistory], clusters: Sequence[int]) -> HistoryBatch:
-    """One clip as a batch."""
+def collate_history(clips: Sequence[ClipWithHistory]) -> tuple[Batch, ClipWithHistory]:
+    """One clip as a batch, and the clip with its candidates: others have different numbers of references."""
     if len(clips) != 1:
         raise invalid("clips with history", "one at a time", len(clips), "use run.micro_batch = 1")
-    return HistoryBatch(collate([clips[0].clip], clusters), clips[0])
+    return collate([clips[0].clip]), clips[0]

@@ -1,10 +1,11 @@
 """From a manifest to batches: an endless, resumable stream of clips that names and counts what it cannot read."""
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +30,10 @@ ItemOut = TypeVar("ItemOut", covariant=True)
 
 
 class ClipSource(Protocol[ItemOut]):
-    """A table of clips (or of what was made of them) that can be loaded one by one, in any process."""
+    """A table of clips (or of what was made of them) that can be loaded one by one, in any process.
+
+    Sources inherit from it, and say more about their clips where they know more.
+    """
 
     def __len__(self) -> int: ...
 
@@ -38,6 +42,14 @@ class ClipSource(Protocol[ItemOut]):
 
     def clip(self, index: int) -> ItemOut:
         """Load it; raise if it cannot be read."""
+
+    def made_of(self, index: int) -> Any:
+        """What a clip follows from besides its files, as JSON. One that was cached from something else is not it."""
+        return None
+
+    def doubts(self) -> list[str]:
+        """What looks wrong with the clips, to be said before hours are spent on them."""
+        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +60,9 @@ class Batch:
     frames: Tensor  # uint8 [B, T, H, W, 3]
     cameras: Cameras  # [B, T]
     captions: tuple[str, ...]
-    fps: Tensor  # [B]
-    timestamps_s: Tensor  # [B, T] float64, from the first frame
-    is_metric: Tensor  # bool [B]
-    clusters: Tensor  # int64 [B]
 
 
-def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
+def collate(clips: Sequence[Clip]) -> Batch:
     """Clips of one length, size and kind of lens as a batch."""
     frames = [clip.frames for clip in clips if clip.frames is not None]
     shapes = {tuple(frame.shape) for frame in frames}
@@ -67,32 +75,33 @@ def collate(clips: Sequence[Clip], clusters: Sequence[int]) -> Batch:
         frames=torch.stack(frames),
         cameras=Cameras(poses, stacked([clip.lens for clip in clips])),
         captions=tuple(clip.caption for clip in clips),
-        fps=torch.tensor([clip.fps for clip in clips]),
-        timestamps_s=torch.stack([clip.timestamps_s for clip in clips]),
-        is_metric=torch.tensor([clip.is_metric for clip in clips]),
-        clusters=torch.tensor(clusters),
     )
 
 
-def curation_of(source: ClipSource[object], manifest: Manifest) -> Curation:
-    """The manifest's clusters and prototypes in the order of the source, matched by name."""
+def curation_of(source: ClipSource[object], manifest: Manifest, file: str = "manifest") -> Curation:
+    """The manifest's clusters and prototypes in the order of the source, matched by name.
+
+    The manifest may hold other clips too, such as those of another split. A clip whose prototype is one of these stands
+    for itself.
+    """
     row = {name: index for index, name in enumerate(manifest.ids)}
     names = [source.name(index) for index in range(len(source))]
     missing = [name for name in names if name not in row]
-    if missing or len(names) != len(row):
-        got = f"{len(missing)} of {len(names)} clips not in it, first {missing[:1]}; {len(row)} rows"
-        raise invalid("manifest", "a row for every clip of the source and no other", got, "curate this source again")
-    order = torch.tensor([row[name] for name in names])
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
-    return Curation(manifest.curation.cluster[order], place[manifest.curation.prototype[order]])
+    if missing:
+        got = f"{len(missing)} of {len(names)} not in it, such as {missing[0]!r}; its first is {manifest.ids[0]!r}"
+        fix = "curate these very clips: merope curate --videos MANIFEST or --nuscenes ROOT"
+        raise invalid(file, "a manifest with a row for every clip", got, fix)
+    rows, own = torch.tensor([row[name] for name in names]), torch.arange(len(names))
+    place = torch.full((len(manifest.ids),), -1)
+    place[rows] = own
+    prototype = place[manifest.curation.prototype[rows]]
+    return Curation(manifest.curation.cluster[rows], torch.where(prototype < 0, own, prototype))
 
 
 @dataclass(frozen=True)
 class _Loaded(Generic[Item]):
     """What was read for a draw: its own clip, or the first that could be read in its stead."""
 
-    index: int
     clip: Item | None
     skipped: dict[int, str]  # index -> why it could not be read
 
@@ -113,10 +122,10 @@ class _Clips(Dataset[_Loaded[Item]]):
         skipped: dict[int, str] = {}
         for candidate in self._candidates(index):
             try:
-                return _Loaded(candidate, self.source.clip(candidate), skipped)
+                return _Loaded(self.source.clip(candidate), skipped)
             except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
                 skipped[candidate] = f"{type(error).__name__}: {error}"
-        return _Loaded(index, None, skipped)
+        return _Loaded(None, skipped)
 
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
@@ -145,21 +154,24 @@ class ClipLoader(Generic[Item, Collated]):
         sampler: ClusterSampler,
         batch_size: int,
         workers: int = 0,
-        collate: Callable[[Sequence[Item], Sequence[int]], Collated] = collate,  # type: ignore[assignment]
+        collate: Callable[[Sequence[Item]], Collated] = collate,  # type: ignore[assignment]
     ) -> None:
         if len(source) == 0:
             raise invalid("source", "at least one clip", "none", "check the manifest and the split")
         if len(sampler.cluster) != len(source):
             fix = "pass the sampler of curation_of(source, manifest)"
             raise invalid("sampler", f"over the {len(source)} clips of the source", len(sampler.cluster), fix)
-        self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if workers > cores and sampler.rank == 0:
+            LOG.warning("data.workers = %d is more than there are cores; %d are used", workers, cores)
+        self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, min(workers, cores)
         self.collate = collate
         self.skipped: dict[str, str] = {}  # name of a clip -> why
         self._handed_out = sampler.state_dict()
 
     def __iter__(self) -> Iterator[Collated]:
         self.sampler.load_state_dict(self._handed_out)
-        pending: list[tuple[Item, int]] = []
+        pending: list[Item] = []
         while True:
             epoch, used = self.sampler.epoch, self.sampler.position
             clips = _Clips(self.source, self.sampler)
@@ -170,10 +182,10 @@ class ClipLoader(Generic[Item, Collated]):
                 if item.clip is None:
                     last = list(item.skipped.items())[-1]
                     raise ValueError(f"none of {len(item.skipped)} clips could be read, the last: {self._named(*last)}")
-                pending.append((item.clip, int(self.sampler.cluster[item.index])))
+                pending.append(item.clip)
                 if len(pending) == self.batch_size:
                     self._handed_out = self.sampler.state_dict(epoch, used)
-                    yield self.collate(*zip(*pending, strict=True))
+                    yield self.collate(pending)
                     pending = []
 
     def _note(self, skipped: dict[int, str]) -> None:

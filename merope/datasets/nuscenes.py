@@ -7,8 +7,6 @@ camera-to-world in the map frame, metres, OpenCV axes. Images are undistorted, s
 
 import json
 import logging
-import os
-import zipfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -25,6 +23,7 @@ from merope.datasets.json_stream import stream_objects
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_image
+from merope.formats.writing import replacing
 from merope.geometry.lens_batches import resized
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import rigid
@@ -33,6 +32,7 @@ from merope.geometry.quaternions import matrix_from_quaternion
 FRAME_RATE_HZ = 12.0
 LARGEST_GAP_S = 1.5 / FRAME_RATE_HZ
 CACHE_VERSION = "1"
+PER_IMAGE = ("filename", "scene", "timestamp_us", "world_from_camera", "intrinsics", "size")
 LOG = logging.getLogger(__name__)
 
 
@@ -77,9 +77,14 @@ class NuScenes:
             raise invalid("version", f"a folder of tables in {self.root}", repr(version), f"there are {found}")
         file = (cache or tables) / f"merope-{channel}-{_fingerprint(tables)}.npz"
         cached = _load(file)
-        self.frames = read_frames(tables, channel) if cached is None else cached
         if cached is None:
-            _save(self.frames, file)
+            try:
+                cached = read_frames(tables, channel)
+            except KeyError as error:
+                problem = f"the tables of {tables} cannot be joined: one lacks a field or row {error}"
+                raise ValueError(f"{problem}; get the tables again") from None
+            _save(cached, file)
+        self.frames = cached
 
     def windows(
         self,
@@ -150,10 +155,6 @@ class NuScenes:
     def name(self, window: Window) -> str:
         """What a window is called in manifests and messages."""
         return f"{window.scene}/{self.channel}/{window.start}"
-
-    def missing_files(self) -> list[str]:
-        """Images that the tables name and the disk does not hold."""
-        return [str(name) for name in self.frames.filename if not (self.root / str(name)).is_file()]
 
 
 def read_split(path: Path, name: str) -> list[str]:
@@ -291,19 +292,24 @@ def _fingerprint(tables: Path) -> str:
 
 
 def _save(frames: Frames, file: Path) -> None:
-    partial = file.with_suffix(f".{os.getpid()}.npz")  # several processes may read at once
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(partial, **{field.name: getattr(frames, field.name) for field in fields(frames)})
-        partial.replace(file)
+        with replacing(file) as part:
+            np.savez_compressed(part, **{field.name: getattr(frames, field.name) for field in fields(frames)})
     except OSError as error:
         LOG.warning("tables are not cached (%s); pass a folder that can be written as cache", error)
 
 
 def _load(file: Path) -> Frames | None:
     """The cached table; None where there is none that can be read."""
+    if not file.exists():
+        return None
     try:
         with np.load(file) as arrays:
-            return Frames(**{field.name: arrays[field.name] for field in fields(Frames)})
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            frames = Frames(**{field.name: arrays[field.name] for field in fields(Frames)})
+        lengths = {field.name: len(getattr(frames, field.name)) for field in fields(Frames)}
+        if len({lengths[name] for name in PER_IMAGE}) > 1:
+            raise ValueError(f"its columns have {lengths} rows")
+        return frames
+    except Exception as error:  # whatever a damaged file sets off
+        LOG.warning("kept tables %s cannot be read (%s); they are made again", file, error)
         return None

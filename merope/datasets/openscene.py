@@ -1,18 +1,22 @@
 """Clips in OpenScene's layout: what World Engine renders and what nuPlan logs are exported to.
 
-A meta file is a pickled list of frames. Unpickling runs code of whoever wrote the file, so it happens only on request,
+A meta file is a pickled list of frames. Unpickling runs code of whoever wrote the file. So it happens only on request,
 and even then only NumPy arrays and plain containers are let through.
 """
 
 import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from merope.datasets.clip import Clip
+from merope.datasets.data_kind import FrameData
+from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats.video import read_image
 from merope.geometry.distorted_lenses import BrownConrady
@@ -22,6 +26,9 @@ from merope.geometry.poses import rigid
 
 COEFFICIENTS = (4, 5, 8)
 """Lengths of OpenCV's list k1 k2 p1 p2 k3 k4 k5 k6 that a Brown–Conrady lens has a place for."""
+
+FIELDS = ("timestamp", "lidar2global", "cams")
+MMDET3D = 'convert it to OpenScene\'s fields; nuScenes infos of mmdet3d mix all scenes: use kind = "nuscenes" for them'
 
 ALLOWED = {
     ("numpy", "ndarray"),
@@ -51,14 +58,20 @@ def read_infos(path: Path, allow_pickle: bool = False) -> list[dict[str, Any]]:
         fix = "pass allow_pickle=True if you trust where the file came from"
         raise invalid("allow_pickle", "True to read a pickle", allow_pickle, fix)
     with Path(path).open("rb") as file:
-        infos = _unpickled(file, path)
+        infos = _unpickle(file, path)
     frames = infos.get("infos") if isinstance(infos, dict) else infos
     if not isinstance(frames, list) or not frames:
         raise invalid("path", "a list of frames, or a dict with infos", path, "is this an OpenScene meta file?")
+    for index, info in enumerate(frames):
+        missing = [name for name in FIELDS if not isinstance(info, dict) or name not in info]
+        if missing:
+            raise invalid(
+                f"frame {index} of {path}", f"a dict with {', '.join(FIELDS)}", f"no {', '.join(missing)}", MMDET3D
+            )
     return sorted(frames, key=lambda info: info["timestamp"])
 
 
-def _unpickled(file: BinaryIO, path: Path) -> Any:
+def _unpickle(file: BinaryIO, path: Path) -> Any:
     try:
         return _ArraysOnly(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError) as error:
@@ -74,15 +87,19 @@ def read_openscene(
     image_size: tuple[int, int] = (1920, 1080),
     with_frames: bool = True,
     allow_pickle: bool = False,
+    count: int | None = None,  # first frames to take; None takes all
 ) -> Clip:
     """One meta file as a clip: camera-to-world is lidar2global ∘ sensor2lidar, metres.
 
     blobs: folder that data_path is relative to. image_size: (width, height) that the intrinsics belong to.
     Images of nuPlan are distorted: the lens is Brown–Conrady where a frame carries coefficients.
     """
-    infos = read_infos(path, allow_pickle)
-    if channel not in infos[0]["cams"]:
-        raise invalid("channel", f"one of {sorted(infos[0]['cams'])}", repr(channel), "pick a camera of the rig")
+    infos = read_infos(path, allow_pickle)[:count]
+    if count is not None and len(infos) < count:
+        raise invalid(f"frames of {path}", f"at least {count}", len(infos), "shorten the clip")
+    for info in infos:
+        if channel not in info["cams"]:
+            raise invalid("channel", f"one of {sorted(info['cams'])}", repr(channel), "pick a camera of every frame")
     cameras = [info["cams"][channel] for info in infos]
     timestamps_s = torch.tensor([float(info["timestamp"]) for info in infos], dtype=torch.float64) * 1e-6
     steps_s = timestamps_s.diff()
@@ -123,3 +140,47 @@ def _lens(camera: dict[str, Any], image_size: tuple[int, int], height: int, widt
         name, got = f"distortion of {camera['data_path']}", f"{len(distortion)} of them"
         raise invalid(name, "k1 k2 p1 p2 [k3 [k4 k5 k6]]", got, "undistort the images")
     return resized(BrownConrady(*intrinsics, *image_size, *distortion.tolist()), width, height)
+
+
+@dataclass(frozen=True)
+class OpenSceneSource(ClipSource[Clip]):
+    """The beginnings of meta files as clips of one length and size."""
+
+    files: Sequence[Path]
+    data: "OpenSceneData"
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        return self.files[index].stem
+
+    def clip(self, index: int) -> Clip:
+        data = self.data
+        size = (data.height, data.width, data.channel, data.image_size)
+        return read_openscene(self.files[index], data.root, *size, allow_pickle=data.allow_pickle, count=data.frames)
+
+
+@dataclass(frozen=True)
+class OpenSceneData(FrameData):
+    """Meta files in OpenScene's layout. A clip is the first frames of one file; there are no captions."""
+
+    kind: Literal["openscene"]
+    root: Path  # folder of the images
+    meta: Path  # folder of meta files, *.pkl
+    validation_meta: Path | None = None
+    channel: str = "CAM_F0"
+    image_size: tuple[int, int] = (1920, 1080)  # width and height that the intrinsics belong to
+    allow_pickle: bool = False  # whether you trust where the meta files came from
+
+    def training_clips(self) -> OpenSceneSource:
+        return self._clips(self.meta)
+
+    def validation_clips(self) -> OpenSceneSource | None:
+        return None if self.validation_meta is None else self._clips(self.validation_meta)
+
+    def _clips(self, folder: Path) -> OpenSceneSource:
+        if not self.allow_pickle:
+            fix = "set it if you trust where the meta files came from: they are pickles"
+            raise invalid("data.allow_pickle", "true to read OpenScene", False, fix)
+        return OpenSceneSource(sorted(folder.glob("*.pkl")), self)

@@ -7,37 +7,24 @@ data set divides translations by the depth of the nearest surface (`near_depth`)
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from merope.datasets.clip import Clip
+from merope.datasets.data_kind import FrameData
+from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats import read
+from merope.formats.video import read_video
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.poses import rigid
 
 FRAME_RATE_HZ = 16.0
-
-
-def read_panshot(
-    samples: Path,
-    root: Path,
-    height: int,
-    width: int,
-    near_depths: Path | None = None,
-    zero_first_yaw: bool = True,
-) -> list[Clip]:
-    """The clips of a sample list, without frames.
-
-    near_depths: JSON lines of {video_id, clip_id, near_depth}: translations are divided by it (the paper's
-        "conditioning normalisation on"). None keeps them as they are ("off").
-    zero_first_yaw: turn the world about the vertical so that the first camera looks along z; pitch and roll stay.
-    """
-    depths = None if near_depths is None else read_near_depths(near_depths)
-    return [read_sample(row, root, height, width, depths, zero_first_yaw) for row in read_samples(samples)]
 
 
 def read_samples(samples: Path) -> list[dict[str, Any]]:
@@ -103,3 +90,80 @@ def without_first_yaw(
     c, s = math.cos(-yaw_rad), math.sin(-yaw_rad)
     turn = torch.tensor([[c, 0, s, 0], [0, 1, 0, 0], [-s, 0, c, 0], [0, 0, 0, 1]], dtype=torch.float64)
     return turn @ world_from_camera
+
+
+@dataclass(frozen=True)
+class PanShotSource(ClipSource[Clip]):
+    """The clips of a PanShot sample list whose rows name their video in `video_path`; each is read when wanted."""
+
+    rows: Sequence[dict[str, Any]]
+    root: Path
+    frames: int
+    height: int
+    width: int
+    depths: dict[str, float] | None
+
+    @classmethod
+    def open(
+        cls, samples: Path, root: Path, frames: int, height: int, width: int, near_depths: Path | None
+    ) -> "PanShotSource":
+        """Read a sample list; translations are divided by near_depths where that file is given."""
+        rows = read_samples(samples)
+        without = [index for index, row in enumerate(rows) if "video_path" not in row]
+        if without:
+            fix = "add the path of the video, relative to the root"
+            raise invalid(f"video_path in {samples}", "in every row", f"missing in row {without[0]}", fix)
+        depths = None if near_depths is None else read_near_depths(near_depths)
+        unknown = [] if depths is None else sorted({clip_key(row["pose_path"]) for row in rows} - depths.keys())
+        if unknown:
+            got = f"{len(unknown)} clips without one, first {unknown[0]}"
+            raise invalid(str(near_depths), f"a depth for every clip of {samples}", got, "use the list of this split")
+        return cls(rows, Path(root), frames, height, width, depths)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, index: int) -> str:
+        return Path(self.rows[index]["pose_path"]).stem
+
+    def made_of(self, index: int) -> dict[str, Any]:
+        """What a clip follows from besides the files: a cache of another row is not this clip's."""
+        row = self.rows[index]
+        return row | {"near_depth": None if self.depths is None else self.depths[clip_key(row["pose_path"])]}
+
+    def clip(self, index: int) -> Clip:
+        clip, count = read_sample(self.rows[index], self.root, self.height, self.width, self.depths), self.frames
+        if len(clip.world_from_camera) < count:
+            got = len(clip.world_from_camera)
+            raise invalid(f"poses of {clip.name}", f"at least {count}", got, "shorten the clip")
+        video = self.root / self.rows[index]["video_path"]
+        frames = read_video(video, list(range(count)), self.height, self.width)
+        return replace(
+            clip,
+            world_from_camera=clip.world_from_camera[:count],
+            timestamps_s=clip.timestamps_s[:count],
+            frames=frames,
+        )
+
+
+@dataclass(frozen=True)
+class PanShotData(FrameData):
+    """Shots cut from panoramas through unified cameras. Rows of the sample list also name their `video_path`."""
+
+    kind: Literal["panshot"]
+    root: Path
+    samples: Path
+    validation_samples: Path | None = None
+    near_depths: Path | None = None  # divide translations by these (the paper's normalisation on); None keeps them
+    frames: int = field(default=81, kw_only=True)
+    height: int = field(default=480, kw_only=True)
+    width: int = field(default=832, kw_only=True)
+
+    def training_clips(self) -> PanShotSource:
+        return self._clips(self.samples)
+
+    def validation_clips(self) -> PanShotSource | None:
+        return None if self.validation_samples is None else self._clips(self.validation_samples)
+
+    def _clips(self, samples: Path) -> PanShotSource:
+        return PanShotSource.open(samples, self.root, self.frames, self.height, self.width, self.near_depths)

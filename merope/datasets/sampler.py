@@ -78,11 +78,6 @@ class ClusterSampler(Sampler[int]):
             yield index
         self.epoch, self.position = self.epoch + 1, 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start that epoch; the epoch under way, as after `load_state_dict`, goes on from where it stands."""
-        if epoch != self.epoch:
-            self.epoch, self.position = epoch, 0
-
     def _sequence(self) -> NDArray[np.int64]:  # [epoch_length]
         random = np.random.default_rng((self.seed, self.epoch))
         cluster = random.integers(len(self.sizes), size=self.epoch_length)

@@ -2,16 +2,21 @@
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from merope.draw.progress import ProgressLine
 from merope.errors import invalid
-from merope.formats.video import write_image
+from merope.formats import write
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import as_bytes, write_image, write_video
+from merope.formats.writing import replace_text
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
@@ -27,7 +32,16 @@ MAP_FROM_WORLD = torch.tensor([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0,
 EGO_FROM_CAMERA = torch.tensor([[0.0, 0, 1, 1.7], [-1, 0, 0, 0], [0, -1, 0, 1.5], [0, 0, 0, 1]], dtype=torch.float64)
 """A front camera on a car with x forward, y left, z up."""
 
+FRAME_RATE_HZ = 12.0
+
+TABLES = (
+    *("category", "attribute", "visibility", "instance", "sensor", "calibrated_sensor", "ego_pose", "log"),
+    *("scene", "sample", "sample_data", "sample_annotation", "map"),
+)
+"""All that the official devkit loads. Nothing is annotated, so that some are empty."""
+
 Paint = Callable[[Cameras], Tensor]  # -> uint8 [V, H, W, 3]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,32 +55,60 @@ class Drive:
 
 
 def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, height: int, width: int, seed: int) -> None:
-    """A data set of random drives through procedural streets, one world a scene, in nuScenes' layout.
+    """Write a data set of random drives through procedural streets, one world a scene, in nuScenes' layout.
 
     `root` is new or empty: what another data set left there is neither replaced nor mixed in.
     """
+    lens = _lens(root, scenes, frames, height, width)
+    drives = [_random_drive(frames, seed + number, number) for number in range(scenes)]
+    images = _render_drives(drives, lens, seed)
+    write_nuscenes(root, version, drives, lens, lambda _: next(images))
+
+
+def synthesise_videos(root: Path, scenes: int, frames: int, height: int, width: int, seed: int) -> None:
+    """Write the same drives as videos with pose files, and the lists of clips that `kind = "videos"` reads.
+
+    The last scene is the clip of val.jsonl, all others are those of train.jsonl. A single one is in both.
+    """
+    lens, rows = _lens(root, scenes, frames, height, width), []
+    if height % 2 or width % 2:
+        raise invalid("size", "even in height and width", f"{height}×{width}", "H.264 wants it")
+    times_s = torch.arange(frames, dtype=torch.float64) / FRAME_RATE_HZ
+    drives = [_random_drive(frames, seed + number, number) for number in range(scenes)]
+    for number, images in enumerate(_render_drives(drives, lens, seed)):
+        name, drive = f"scene-{number:04d}", drives[number]
+        write_video(images, root / "videos" / f"{name}.mp4", FRAME_RATE_HZ)
+        path = Trajectory(drive.world_from_camera, True, "merope data synth", times_s, lens, name=name)
+        (root / "poses").mkdir(exist_ok=True)
+        write(path, root / "poses" / f"{name}.json")
+        rows.append({"id": name, "video": f"videos/{name}.mp4", "poses": f"poses/{name}.json"})
+        rows[-1]["caption"] = drive.description
+    for file, part in (("train.jsonl", rows[:-1] or rows), ("val.jsonl", rows[-1:])):
+        replace_text(root / file, "".join(json.dumps(row) + "\n" for row in part))
+
+
+def _lens(root: Path, scenes: int, frames: int, height: int, width: int) -> Pinhole:
+    """A view of 65° like nuScenes', after the arguments were checked."""
     for name, value, least in (("scenes", scenes, 1), ("frames", frames, 2)):
         if value < least:
             raise invalid(name, f"at least {least}", value, "a data set has scenes, and scenes move")
     if root.exists() and any(root.iterdir()):  # versions share images by name: another's would show other streets
         raise invalid("out", "a new or empty folder", f"{root}, which holds files", "name another, or delete it first")
-    lens = Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)  # 65° like nuScenes
-    drives, worlds = [], []
-    for number in range(scenes):
-        path = driving_path(frames, 12.0, dice(seed + number, DRIVE), prefix=1)
-        world = World(seed + number).cleared(path)
-        drives.append(
-            Drive(path, f"a drive through street {seed + number}", start_us=1_600_000_000_000_000 + number * 10**9)
-        )
-        worlds.append(world)
-    remaining = iter(worlds)
+    return Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)
 
-    def paint(cameras: Cameras) -> Tensor:  # uint8 [V, H, W, 3]
-        print(f"rendering {cameras.count} frames", file=sys.stderr)
-        image = render(next(remaining), cameras, height, width).image
-        return (255 * image).round().to(torch.uint8)
 
-    write_nuscenes(root, version, drives, lens, paint)
+def _random_drive(frames: int, seed: int, number: int) -> Drive:
+    path = driving_path(frames, FRAME_RATE_HZ, dice(seed, DRIVE), prefix=1)
+    return Drive(path, f"a drive through street {seed}", start_us=1_600_000_000_000_000 + number * 10**9)
+
+
+def _render_drives(drives: Sequence[Drive], lens: Pinhole, seed: int) -> Iterator[Tensor]:  # uint8 [T, H, W, 3] a drive
+    """What each drive sees of a world of its own."""
+    progress = ProgressLine("rendering", len(drives), "scenes")
+    for number, drive in enumerate(drives):
+        world, cameras = World(seed + number).cleared(drive.world_from_camera), Cameras(drive.world_from_camera, lens)
+        yield as_bytes(render(world, cameras, lens.height, lens.width).image)
+        progress.show(number + 1)
 
 
 def write_nuscenes(
@@ -75,13 +117,11 @@ def write_nuscenes(
     drives: Sequence[Drive],
     lens: Pinhole,
     paint: Paint | None = None,
-    frame_rate_hz: float = 12.0,
+    frame_rate_hz: float = FRAME_RATE_HZ,
     frames_per_sample: int = 6,
 ) -> None:
     """Tables, and images with `paint`, of a front camera as in nuScenes: samples/ has key frames, sweeps/ the rest."""
-    tables: dict[str, list[dict[str, object]]] = {
-        name: [] for name in ("scene", "log", "sample", "sample_data", "ego_pose", "sensor", "calibrated_sensor")
-    }
+    tables: dict[str, list[Row]] = {name: [] for name in TABLES}
     sensor, calibration = _token("sensor"), _token("calibration")
     tables["sensor"].append({"token": sensor, "channel": "CAM_FRONT", "modality": "camera"})
     matrix = [[float(lens.fx), 0.0, float(lens.cx)], [0.0, float(lens.fy), float(lens.cy)], [0.0, 0.0, 1.0]]
@@ -94,14 +134,22 @@ def write_nuscenes(
             images = paint(Cameras(drive.world_from_camera, lens))
             for name, image in zip(names, images, strict=True):
                 write_image(image, Path(root) / name)
-    folder = Path(root) / version
-    folder.mkdir(parents=True, exist_ok=True)
+    for location in dict.fromkeys(drive.location for drive in drives):
+        tables["map"].append(_write_map(root, location, tables["log"]))
     for name, rows in tables.items():
-        (folder / f"{name}.json").write_text(json.dumps(rows, indent=0))
+        replace_text(Path(root) / version / f"{name}.json", json.dumps(rows, indent=0))
+
+
+def _write_map(root: Path, location: str, logs: Sequence[Row]) -> Row:
+    """The row of a location's map. Its mask, which the devkit wants to see, calls all ground drivable."""
+    token = _token("map", location)
+    write_image(torch.full((64, 64), 255, dtype=torch.uint8), Path(root) / "maps" / f"{token}.png")
+    there = [log["token"] for log in logs if log["location"] == location]
+    return {"token": token, "log_tokens": there, "category": "semantic_prior", "filename": f"maps/{token}.png"}
 
 
 def _write_drive(
-    tables: dict[str, list[dict[str, object]]],
+    tables: dict[str, list[Row]],
     number: int,
     drive: Drive,
     lens: Pinhole,
@@ -110,30 +158,40 @@ def _write_drive(
     frames_per_sample: int,
 ) -> list[str]:
     """Append the rows of one scene; returns its image files."""
-    scene, log = _token("scene", number), _token("log", number)
-    tables["log"].append({"token": log, "logfile": f"log-{number:04d}", "location": drive.location, "vehicle": "synth"})
-    count = drive.world_from_camera.shape[0]
-    sample_tokens = [_token("sample", number, index) for index in range(0, count, frames_per_sample)]
-    scene_row = {"token": scene, "name": f"scene-{number:04d}", "log_token": log, "description": drive.description}
-    tables["scene"].append({**scene_row, "nbr_samples": len(sample_tokens)})
+    scene, log, count = _token("scene", number), _token("log", number), drive.world_from_camera.shape[0]
     times_us = [drive.start_us + round(1e6 * index / frame_rate_hz) for index in range(count)]
-    for index, token in enumerate(sample_tokens):
-        tables["sample"].append(
-            {"token": token, "scene_token": scene, "timestamp": times_us[index * frames_per_sample]}
-        )
+    about = {"logfile": f"log-{number:04d}", "location": drive.location, "vehicle": "synth"}
+    tables["log"].append({"token": log, **about, "date_captured": "2020-09-13"})
+    samples: list[Row] = [
+        {"token": _token("sample", number, index), "scene_token": scene, "timestamp": times_us[index]}
+        for index in range(0, count, frames_per_sample)
+    ]
+    row = {"token": scene, "name": f"scene-{number:04d}", "log_token": log, "description": drive.description}
+    ends = {"first_sample_token": samples[0]["token"], "last_sample_token": samples[-1]["token"]}
+    tables["scene"].append({**row, **ends, "nbr_samples": len(samples)})
     ego = MAP_FROM_WORLD @ drive.world_from_camera @ inverse(EGO_FROM_CAMERA)
-    names = []
+    images: list[Row] = []
     for index, time_us in enumerate(times_us):
         is_key = index % frames_per_sample == 0
         name = f"{'samples' if is_key else 'sweeps'}/CAM_FRONT/scene{number:04d}__CAM_FRONT__{time_us}.jpg"
         pose = _token("ego", number, index)
         tables["ego_pose"].append({"token": pose, "timestamp": time_us, **_pose_fields(ego[index])})
-        row = {"token": _token("image", number, index), "sample_token": sample_tokens[index // frames_per_sample]}
+        row = {"token": _token("image", number, index), "sample_token": samples[index // frames_per_sample]["token"]}
         row |= {"ego_pose_token": pose, "calibrated_sensor_token": calibration, "filename": name, "fileformat": "jpg"}
         size = {"width": lens.width, "height": lens.height}
-        tables["sample_data"].append({**row, **size, "timestamp": time_us, "is_key_frame": is_key})
-        names.append(name)
-    return names
+        images.append({**row, **size, "timestamp": time_us, "is_key_frame": is_key})
+    tables["sample"] += _chained(samples)
+    tables["sample_data"] += _chained(images)
+    return [image["filename"] for image in images]
+
+
+def _chained(rows: Sequence[Row]) -> Sequence[Row]:
+    """Rows in order of time, each with the tokens of its neighbours; the ends have none."""
+    for row in rows:
+        row |= {"prev": "", "next": ""}
+    for before, after in pairwise(rows):
+        before["next"], after["prev"] = after["token"], before["token"]
+    return rows
 
 
 def _pose_fields(pose: Tensor) -> dict[str, list[float]]:

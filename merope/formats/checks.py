@@ -90,6 +90,13 @@ def require_increasing_times(trajectory: Trajectory, place: Path | str) -> None:
         raise invalid(f"times in {place}", "increasing", problem, "drop repeated poses and sort by time")
 
 
+def require_sound(trajectory: Trajectory, place: Path | str) -> None:
+    """Refuse a path with an error of `validate`: wrong unit, wrong convention, broken times."""
+    for finding in validate(trajectory):
+        if finding.severity == "error":
+            raise ValueError(f"{place}: {finding.message}; {finding.hint}")
+
+
 def _time_finding(trajectory: Trajectory, times_s: Tensor) -> Finding | None:
     """Times that do not increase, and times whose spacing says that they are no seconds."""
     problem = time_problem(times_s)

@@ -1,10 +1,15 @@
 """How files are written: whole or not at all, also when several processes write the same one."""
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 
 @contextmanager
@@ -15,8 +20,22 @@ def replacing(file: Path) -> Iterator[Path]:
     try:
         yield part
         os.replace(part, file)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # these come without the name of the file
+            problem = f"{file} cannot be written: {error.strerror}"
+            raise OSError(f"{problem}; free some space, or write to another disk") from None
+        raise
     finally:
         part.unlink(missing_ok=True)
+
+
+def replace_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file in one step. A disk that is full is an OSError, as for any other file."""
+    with replacing(file) as part:
+        try:
+            save_file(tensors, part)
+        except SafetensorError as error:
+            raise OSError(f"{file} cannot be written: {error}; free some space, or write to another disk") from None
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -1,40 +1,39 @@
 """`merope data cache`: the clips of a training config through its VAE and text encoder, once."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from merope.datasets.cache import write_cache
-from merope.datasets.sources import PanShotSource, VideoSource
+from merope.datasets.data_kind import FileData, FrameData
+from merope.datasets.kinds import DATA_KINDS
 from merope.errors import invalid
-from merope.train.clip_streams import FrameEncoder, check_sizes, training_source, validation_source
-from merope.train.config import FileData, TrainConfig
+from merope.train.clip_streams import FrameEncoder, check_sizes
+from merope.train.config import TrainConfig
 from merope.train.model import build_model
 
-SAMPLING = ("workers", "clusters", "prototypes_only")
+SAMPLING = {field.name for field in fields(FileData)} - {"kind"}
 """Settings of the data that do not change what a clip holds."""
 
 
 def cache_clips(config: TrainConfig, folder: Path, validation: bool) -> dict[str, str]:  # name -> why it was skipped
     """Encode all training (or validation) clips of a config into a folder that [data] kind = "cache" reads."""
     data = config.data
-    if not isinstance(data, FileData):
+    if not isinstance(data, FrameData):
+        kinds = " or ".join(f'"{name}"' for name, kind in DATA_KINDS.items() if issubclass(kind, FrameData))
         fix = "worlds are rendered as they are needed; a cache needs no cache"
-        raise invalid("data.kind", '"nuscenes", "videos" or "panshot"', repr(data.kind), fix)
-    source = validation_source(data) if validation else training_source(data)
+        raise invalid("data.kind", kinds, repr(data.kind), fix)
+    source = data.validation_clips() if validation else data.training_clips()
     if source is None:
-        fix = "add split_file, validation_manifest or validation_samples"
-        raise invalid("validation clips", "named in [data]", "none", fix)
+        raise invalid("validation clips", "named in [data]", "none", "name them there, see docs/training.md")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_model(config, device, sharded=False)
     check_sizes(config, model, data.height, data.width, data.frames)
     about = contents(config, "validation" if validation else "training")
-    made_of = source.made_of if isinstance(source, VideoSource | PanShotSource) else None
-    encoders = (model.pipeline.encode_frames, FrameEncoder(model).text)
-    return write_cache(folder, source, *encoders, about, data.workers, made_of)
+    return write_cache(folder, source, model.pipeline.encode_frames, FrameEncoder(model).text, about, data.workers)
 
 
 def contents(config: TrainConfig, part: str) -> dict[str, Any]:

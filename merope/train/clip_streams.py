@@ -2,24 +2,24 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from merope.curation.curate import Curation, Manifest, read_manifest
+from merope.curation.curate import Curation, read_manifest
 from merope.datasets.cache import CachedBatch, CachedSource, collate_cached, without_padding
-from merope.datasets.clip import Clip
+from merope.datasets.data_kind import FileData, FrameData
+from merope.datasets.history_source import ClipWithHistory, collate_history
 from merope.datasets.loader import Batch, ClipLoader, ClipSource, collate, curation_of
-from merope.datasets.nuscenes import NuScenes, read_split
 from merope.datasets.sampler import ClusterSampler
-from merope.datasets.sources import NuScenesSource, PanShotSource, VideoSource, read_video_rows
 from merope.errors import invalid
-from merope.train.config import CachedData, Data, FileData, NuScenesData, PanShotData, RunSection, TrainConfig
+from merope.generate.history_frames import HistoryFrames
+from merope.train.config import RunSection, TrainConfig
 from merope.train.model import Model
-from merope.train.objective import VALIDATION
+from merope.train.objective import VALIDATION, history_generator
 from merope.train.streams import Examples, Share
 
 LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ClipStream:
         self,
         loader: "ClipLoader[Any, Any]",
         held_out: ClipSource[Any] | None,
-        encoder: "FrameEncoder | CacheEncoder",
+        encoder: "Encoder",
         batch_size: int,
         share: Share,
     ) -> None:
@@ -49,19 +49,15 @@ class ClipStream:
     def step(self, step: int) -> Iterator[Examples]:
         self._batches = iter(self.loader) if self._batches is None else self._batches
         for places in self.share.places(self.batch_size):
-            yield self._examples(next(self._batches), places, step)
+            yield self.encoder.examples(next(self._batches), places, step)
 
     def held_out(self, count: int) -> Iterator[Examples]:
         for places in self.share.places(count):
             clips = [self._held_out_clip(place, count) for place in places]
-            yield self._examples(self.loader.collate(clips, [0] * len(clips)), places, VALIDATION)
+            yield self.encoder.examples(self.loader.collate(clips), places, VALIDATION)
 
     def example(self) -> Examples:
-        return self._examples(self.loader.collate([self._held_out_clip(0, 1)], [0]), (0,), VALIDATION)
-
-    def _examples(self, batch: Any, places: tuple[int, ...], step: int) -> Examples:
-        """A loaded batch ready for the model; streams that draw lots do it here."""
-        return self.encoder.examples(batch, places)
+        return self.encoder.examples(self.loader.collate([self._held_out_clip(0, 1)]), (0,), VALIDATION)
 
     def _held_out_clip(self, place: int, count: int) -> Any:
         """The validation clip of a place; where it cannot be read the next one, the same every time.
@@ -94,15 +90,27 @@ class ClipStream:
         self._batches = None
 
 
+class Encoder(Protocol):
+    """Makes training examples of loaded clips."""
+
+    def collate(self, clips: Any, /) -> Any:
+        """Clips as the batch that `examples` takes."""
+
+    def examples(self, batch: Any, places: tuple[int, ...], step: int) -> Examples:
+        """A batch ready for the model, on its device. What is drawn for a clip follows from its place and step."""
+
+
 class FrameEncoder:
     """Frames and captions through the model's VAE and text encoder. A model without text has one zero vector."""
 
+    collate = staticmethod(collate)
+
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._text = lru_cache(CAPTIONS_KEPT)(self._encoded)
+        self._text = lru_cache(CAPTIONS_KEPT)(self._encode)
 
     @torch.no_grad()
-    def examples(self, batch: Batch, places: tuple[int, ...]) -> Examples:
+    def examples(self, batch: Batch, places: tuple[int, ...], step: int) -> Examples:
         return Examples(
             names=batch.names,
             places=places,
@@ -118,7 +126,7 @@ class FrameEncoder:
         return torch.nn.functional.pad(short, (0, 0, 0, length - len(short))).to(self.model.device)
 
     @torch.no_grad()
-    def _encoded(self, caption: str) -> tuple[Tensor, int]:  # [l, D] on the CPU, L
+    def _encode(self, caption: str) -> tuple[Tensor, int]:  # [l, D] on the CPU, L
         pipeline = self.model.pipeline
         if pipeline.text_encoder is None:
             return torch.zeros(1, pipeline.transformer.config["text_dim"]), 1
@@ -131,11 +139,13 @@ class FrameEncoder:
 class CacheEncoder:
     """Latents and text that were encoded before."""
 
+    collate = staticmethod(collate_cached)
+
     def __init__(self, source: CachedSource, device: torch.device) -> None:
         self.device = device
         self.no_text = source.text("").to(device, torch.float32)
 
-    def examples(self, batch: CachedBatch, places: tuple[int, ...]) -> Examples:
+    def examples(self, batch: CachedBatch, places: tuple[int, ...], step: int) -> Examples:
         return Examples(
             names=batch.names,
             places=places,
@@ -146,41 +156,49 @@ class CacheEncoder:
         )
 
 
+class HistoryEncoder:
+    """Frames with references. The dice of a clip choose: its nearest frames, or those of a neighbouring lane."""
+
+    collate = staticmethod(collate_history)
+
+    def __init__(self, model: Model, seed: int, conflict_rate: float) -> None:
+        self.frames, self.seed, self.conflict_rate = FrameEncoder(model), seed, conflict_rate
+
+    @torch.no_grad()
+    def examples(self, batch: tuple[Batch, ClipWithHistory], places: tuple[int, ...], step: int) -> Examples:
+        clips, with_history = batch
+        examples, model = self.frames.examples(clips, places, step), self.frames.model
+        dice = torch.rand((), dtype=torch.float64, generator=history_generator(self.seed, step, places[0]))
+        donor = with_history.chosen(step != VALIDATION and float(dice) < self.conflict_rate)
+        if donor is None:
+            return examples
+        frames = HistoryFrames(donor.frames, donor.cameras, donor.matched)
+        return replace(examples, history=frames.encoded(model.pipeline.encode_frames).to(model.device))
+
+
 def clip_stream(config: TrainConfig, model: Model, share: Share) -> ClipStream:
     """The stream of a config whose data come from files."""
-    data, run = config.data, config.run
-    encoder: FrameEncoder | CacheEncoder
-    if isinstance(data, CachedData):
-        cached = CachedSource.open(data.root)
-        held_out: ClipSource[Any] | None = None
-        if data.validation_root is not None:
-            held_out = CachedSource.open(data.validation_root)
-        loader, encoder = loader_of(config, cached, share, collate_cached), CacheEncoder(cached, model.device)
-        check_cache(config, model, cached, like=cached)
-        if isinstance(held_out, CachedSource) and len(held_out):
-            check_cache(config, model, held_out, like=cached)
-    else:
-        assert isinstance(data, FileData)
+    data, history, seed = config.data, config.history, config.run.seed
+    assert isinstance(data, FileData)
+    encoder: Encoder
+    if isinstance(data, FrameData):
         check_sizes(config, model, data.height, data.width, data.frames)
-        source = training_source(data)
-        if isinstance(source, VideoSource) and share.rank == 0:
-            for doubt in source.doubts():
-                LOG.warning("%s", doubt)
-        loader, encoder = loader_of(config, source, share, collate), FrameEncoder(model)
-        held_out = validation_source(data)
-    stream = ClipStream(loader, held_out, encoder, run.batch_size, share)
-    stream.check_held_out(held_out_needed(run))
+    if isinstance(data, FrameData) and history is not None:
+        source, held_out = data.clips_with_history(history.frames, model.pipeline.strides.frames)
+        encoder = HistoryEncoder(model, seed, history.conflict_rate)
+    else:
+        source, held_out = data.training_clips(), data.validation_clips()
+        encoder = CacheEncoder(source, model.device) if isinstance(source, CachedSource) else FrameEncoder(model)
+    for cached in (source, held_out):
+        if isinstance(cached, CachedSource) and isinstance(source, CachedSource) and len(cached):
+            check_cache(config, model, cached, like=source)
+    if share.rank == 0:
+        for doubt in source.doubts():
+            LOG.warning("%s", doubt)
+    loader = build_loader(config, source, share, encoder)
+    stream = ClipStream(loader, held_out, encoder, config.run.batch_size, share)
+    stream.check_held_out(held_out_needed(config.run))
     return stream
-
-
-def check_files(data: Data) -> None:
-    """Refuse data that are not there; called before a model is read, which takes minutes."""
-    names = ("root", "validation_root", "manifest", "validation_manifest", "samples", "validation_samples")
-    for name in (*names, "near_depths", "split_file", "clusters"):
-        path: Path | None = getattr(data, name, None)
-        if path is not None and not path.exists():
-            fix = f"check it; a relative path starts from {Path.cwd()}, where the command runs"
-            raise invalid(f"data.{name}", "a file or folder that exists", str(path), fix)
 
 
 def held_out_needed(run: RunSection) -> int:
@@ -220,53 +238,13 @@ def check_cache(config: TrainConfig, model: Model, source: CachedSource, like: C
             raise invalid(f"{name} of {source.folder}", str(expected), got, fix)
 
 
-def training_source(data: FileData) -> ClipSource[Clip]:
-    """The clips to train on."""
-    if isinstance(data, NuScenesData):
-        return nuscenes_source(data, data.split)
-    if isinstance(data, PanShotData):
-        return _panshot(data, data.samples)
-    return VideoSource(read_video_rows(data.manifest), data.root, data.frames, data.height, data.width)
-
-
-def validation_source(data: FileData) -> ClipSource[Clip] | None:
-    """Clips to validate on, if the config names any."""
-    if isinstance(data, NuScenesData):
-        return None if data.split_file is None else nuscenes_source(data, data.validation_split)
-    if isinstance(data, PanShotData):
-        return None if data.validation_samples is None else _panshot(data, data.validation_samples)
-    if data.validation_manifest is None:
-        return None
-    return VideoSource(read_video_rows(data.validation_manifest), data.root, data.frames, data.height, data.width)
-
-
-def _panshot(data: PanShotData, samples: Path) -> PanShotSource:
-    return PanShotSource.open(samples, data.root, data.frames, data.height, data.width, data.near_depths)
-
-
-def nuscenes_source(data: NuScenesData, split: str) -> NuScenesSource:
-    tables = NuScenes(data.root, data.version)
-    scenes = None if data.split_file is None else read_split(data.split_file, split)
-    windows = tables.windows(data.frames, step=data.window_step, scenes=scenes)
-    if not windows:
-        fix = f"the longest scene of {data.root} has {tables.longest_scene}"
-        raise invalid("data.frames", "at most the frames of a scene", data.frames, fix)
-    return NuScenesSource(tables, windows, data.height, data.width)
-
-
-def loader_of(config: TrainConfig, source: ClipSource[Any], share: Share, collate: Any) -> "ClipLoader[Any, Any]":
+def build_loader(config: TrainConfig, source: ClipSource[Any], share: Share, encoder: Encoder) -> ClipLoader[Any, Any]:
     """Class-balanced where a manifest has clusters, uniform over clips where there is none."""
     data = config.data
-    assert isinstance(data, FileData | CachedData)
+    assert isinstance(data, FileData)
     curation = Curation(torch.zeros(len(source), dtype=torch.long), torch.arange(len(source)))
     if data.clusters is not None:
-        manifest, names = read_manifest(data.clusters), [source.name(index) for index in range(len(source))]
-        missing = sorted(set(names) - set(manifest.ids))
-        if missing:
-            got = f"{len(missing)} of {len(names)} not in it, such as {missing[0]!r}; its first is {manifest.ids[0]!r}"
-            fix = "curate these very clips: merope curate --videos MANIFEST or --nuscenes ROOT"
-            raise invalid(f"data.clusters {data.clusters}", "a row for every clip", got, fix)
-        curation = curation_of(source, restricted(manifest, set(names)))
+        curation = curation_of(source, read_manifest(data.clusters), str(data.clusters))
     sampler = ClusterSampler(
         curation,
         prototypes_only=data.prototypes_only,
@@ -275,16 +253,4 @@ def loader_of(config: TrainConfig, source: ClipSource[Any], share: Share, collat
         rank=share.rank,
         world_size=share.ranks,
     )
-    return ClipLoader(source, sampler, share.micro_batch, data.workers, collate)
-
-
-def restricted(manifest: Manifest, names: set[str]) -> Manifest:
-    """The rows of these clips: those of one split, or those that could be cached.
-
-    A clip whose prototype is not among them stands for itself.
-    """
-    rows = [row for row, name in enumerate(manifest.ids) if name in names]
-    place = {row: index for index, row in enumerate(rows)}
-    prototype = [place.get(int(manifest.curation.prototype[row]), place[row]) for row in rows]
-    ids = tuple(manifest.ids[row] for row in rows)
-    return Manifest(ids, Curation(manifest.curation.cluster[rows], torch.tensor(prototype, dtype=torch.long)))
+    return ClipLoader(source, sampler, share.micro_batch, data.workers, encoder.collate)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from merope.adapters.branch_config import CameraBranchConfig
+from merope.datasets.data_kind import Data
+from merope.datasets.kinds import DATA_KINDS
 from merope.errors import invalid
 
 RESUMABLE = frozenset({"run", "parallel"})
@@ -61,94 +63,6 @@ class ModelSection:
             raise invalid("model", "pretrained or architecture", "neither", "name a folder, or give the sizes")
         if self.pretrained is not None:  # as all paths of a file: this one may be a hub id and is no Path
             object.__setattr__(self, "pretrained", os.path.expanduser(self.pretrained))
-
-
-@dataclass(frozen=True)
-class WorldData:
-    """Fresh clips of the procedural world, rendered as they are needed; no two training clips share a world."""
-
-    kind: Literal["world"]
-    frames: int = 13
-    height: int = 72
-    width: int = 128
-    frame_rate_hz: float = 4.0
-    fov_deg: tuple[float, float] = (70.0, 70.0)  # horizontal, drawn uniformly
-    xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
-    noise_draws: int = 1  # places of a batch that share a rendered clip, each with noise of its own
-    keep_renders: Path | None = None  # folder whose clips other runs with the same clips need not render again
-
-    def __post_init__(self) -> None:
-        _at_least("data.noise_draws", self.noise_draws, 1)
-
-
-@dataclass(frozen=True)
-class NuScenesData:
-    """Windows of a nuScenes camera."""
-
-    kind: Literal["nuscenes"]
-    root: Path
-    clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
-    version: str = "v1.0-trainval"
-    split_file: Path | None = None  # JSON {"train": [scene, …], "val": […]}; None takes all scenes
-    split: str = "train"
-    validation_split: str = "val"
-    frames: int = 49
-    height: int = 288
-    width: int = 512
-    window_step: int = 1
-    workers: int = 8
-    prototypes_only: bool = False
-
-
-@dataclass(frozen=True)
-class VideoData:
-    """Videos with pose files, one JSON line a clip (see merope.datasets.sources)."""
-
-    kind: Literal["videos"]
-    root: Path
-    manifest: Path
-    validation_manifest: Path | None = None
-    clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
-    frames: int = 49
-    height: int = 288
-    width: int = 512
-    workers: int = 8
-    prototypes_only: bool = False
-
-
-@dataclass(frozen=True)
-class PanShotData:
-    """Shots cut from panoramas through unified cameras (see merope.datasets.sources for the sample list)."""
-
-    kind: Literal["panshot"]
-    root: Path
-    samples: Path
-    validation_samples: Path | None = None
-    near_depths: Path | None = None  # divide translations by these (the paper's normalisation on); None keeps them
-    clusters: Path | None = None
-    frames: int = 81
-    height: int = 480
-    width: int = 832
-    workers: int = 8
-    prototypes_only: bool = False
-
-
-@dataclass(frozen=True)
-class CachedData:
-    """A folder of `merope data cache`: latents and text are read instead of computed."""
-
-    kind: Literal["cache"]
-    root: Path
-    validation_root: Path | None = None
-    clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
-    workers: int = 8
-    prototypes_only: bool = False
-
-
-FileData = NuScenesData | VideoData | PanShotData
-"""Data whose frames are read and encoded."""
-
-Data = WorldData | NuScenesData | VideoData | PanShotData | CachedData
 
 
 @dataclass(frozen=True)
@@ -227,7 +141,7 @@ class TrainConfig:
 
     run: RunSection
     model: ModelSection
-    data: Data
+    data: Data = field(metadata={"kinds": DATA_KINDS})
     branch: CameraBranchConfig | Literal["none"] = "none"  # "none": no camera conditioning, the paper's first row
     objective: ObjectiveSection = field(default_factory=ObjectiveSection)
     optimiser: OptimiserSection = field(default_factory=OptimiserSection)
@@ -252,9 +166,9 @@ class TrainConfig:
             raise invalid("history", "both branch.history and [history], or neither", got, "add or remove the other")
         if self.history is None:
             return
-        if not isinstance(self.data, WorldData | NuScenesData):
-            fix = "places are known for these alone"
-            raise invalid("data.kind with [history]", '"world" or "nuscenes"', repr(self.data.kind), fix)
+        if not self.data.knows_places:
+            kinds = " or ".join(f'"{name}"' for name, kind in DATA_KINDS.items() if kind.knows_places)
+            raise invalid("data.kind with [history]", kinds, repr(self.data.kind), "places are known for these alone")
         for name, value in (("run.micro_batch", self.run.micro_batch), ("parallel.context", self.parallel.context)):
             if value != 1:
                 fix = "clips have different numbers of references"

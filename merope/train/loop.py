@@ -16,7 +16,6 @@ from torch.optim import AdamW, Optimizer
 from merope.errors import invalid
 from merope.train import checkpoint, parallel
 from merope.train.build import build_stream
-from merope.train.clip_streams import check_files
 from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
 from merope.train.log import TrainingLog
@@ -44,7 +43,7 @@ def train(config: TrainConfig) -> Path:
 
 def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     out = config.run.out
-    check_files(config.data)
+    config.data.check_files()
     model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
     stream = build_stream(config, model, ranks)
     if config.parallel.context > 1:

@@ -17,12 +17,13 @@ from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
 from merope.adapters.wan import attach, attached_branch
+from merope.datasets.cache import CachedData
 from merope.encodings import ENCODINGS
 from merope.errors import invalid
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import latent_cameras
 from merope.geometry.cameras import Cameras
-from merope.train.config import CachedData, TrainConfig
+from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel
 from merope.train.objective import Noised, token_timesteps
 

@@ -6,7 +6,7 @@ from which everything random about a clip is drawn (merope.train.objective).
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +15,11 @@ from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
 from merope.geometry.cameras import Cameras
+from merope.train.config import HistorySection
+from merope.train.objective import VALIDATION, history_generator
 from merope.world.clips import HELD_OUT_SEEDS, SEEDS, WorldClips, as_video
 from merope.world.kept_renders import KeptRenders
+from merope.world.revisits import retrieve_revisits
 
 BYTES_AT_ONCE = 1 << 32
 """Of clips that are rendered together; the loop holds twice as much."""
@@ -68,6 +71,10 @@ class Share:
             yield tuple(own[start : start + self.micro_batch])
 
 
+Wanted = tuple[int, Sequence[int], tuple[int, ...]]
+"""A micro-batch to be rendered: step, seeds of the worlds, places in the global batch."""
+
+
 @dataclass(frozen=True)
 class WorldStream:
     """Fresh worlds, rendered on the device. The stream has no state: a clip follows from seed, step and place."""
@@ -89,20 +96,20 @@ class WorldStream:
         return min(max(BYTES_AT_ONCE // step_bytes, 1), MOST_STEPS_AT_ONCE)
 
     def step(self, step: int) -> Iterator[Examples]:
-        yield from self._rendered(self._wanted(step))
+        yield from self._examples(self._wanted(step))
 
     def steps(self, numbers: Sequence[int]) -> list[list[Examples]]:
         """The micro-batches of several steps, from one render: few clips take a GPU as long as many."""
         wanted = [self._wanted(number) for number in numbers]
-        rendered = iter(self._rendered([each for those in wanted for each in those]))
+        rendered = iter(self._examples([each for those in wanted for each in those]))
         return [[next(rendered) for _ in those] for those in wanted]
 
     def held_out(self, count: int) -> Iterator[Examples]:
         for places in self.share.places(count):
-            yield from self._rendered([(places, places)])
+            yield from self._examples([(VALIDATION, places, places)])
 
     def example(self) -> Examples:
-        return self._rendered([((0,), (0,))])[0]
+        return self._examples([(VALIDATION, (0,), (0,))])[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -115,25 +122,28 @@ class WorldStream:
         seed = SEEDS + int(state >> 2)
         return seed if seed % SEEDS >= HELD_OUT_SEEDS else seed + HELD_OUT_SEEDS
 
-    def _wanted(self, step: int) -> list[tuple[Sequence[int], tuple[int, ...]]]:
-        """Seeds and places of a step's micro-batches."""
+    def _wanted(self, step: int) -> list[Wanted]:
+        """The micro-batches of a step."""
         return [
-            ([self._training_seed(step, place // self.noise_draws) for place in places], places)
+            (step, [self._training_seed(step, place // self.noise_draws) for place in places], places)
             for places in self.share.places(self.batch_size)
         ]
 
-    def _rendered(
+    def _examples(self, wanted: Sequence[Wanted]) -> list[Examples]:
+        return self._render(wanted)
+
+    def _render(
         self,
-        wanted: Sequence[tuple[Sequence[int], tuple[int, ...]]],  # seeds and places of micro-batches
+        wanted: Sequence[Wanted],
         clear_of: Tensor | None = None,  # [worlds, N, 4, 4] poses that must be free, those of the clips by default
     ) -> list[Examples]:
         """Micro-batches whose clips are rendered at once, each world once."""
-        number = {seed: n for n, seed in enumerate(dict.fromkeys(seed for seeds, _ in wanted for seed in seeds))}
+        number = {seed: n for n, seed in enumerate(dict.fromkeys(seed for _, seeds, _ in wanted for seed in seeds))}
         cameras = self.clips.cameras(list(number), self.device)
-        video = as_video(self._frames(list(number), cameras, clear_of).to(self.device))
+        video = as_video(self._draw(list(number), cameras, clear_of).to(self.device))
         nothing = torch.zeros(1, self.text_dim, device=self.device)
         examples = []
-        for seeds, places in wanted:
+        for _, seeds, places in wanted:
             shown = torch.tensor([number[seed] for seed in seeds], device=self.device)
             poses, lenses = cameras.world_from_camera[shown], self.clips.lenses(seeds).to(self.device)
             examples.append(
@@ -148,10 +158,35 @@ class WorldStream:
             )
         return examples
 
-    def _frames(self, seeds: list[int], cameras: Cameras, clear_of: Tensor | None) -> Tensor:  # uint8 [B, T, H, W, 3]
+    def _draw(self, seeds: list[int], cameras: Cameras, clear_of: Tensor | None) -> Tensor:  # uint8 [B, T, H, W, 3]
         if self.kept is None or clear_of is not None:
             return self.clips.pictures(seeds, cameras, clear_of)
         return self.kept.frames(self.clips, seeds, lambda: self.clips.pictures(seeds, cameras))
+
+
+@dataclass(frozen=True)
+class WorldHistoryStream(WorldStream):
+    """Fresh worlds, each with frames of other drives through it. In validation these are the nearest ones."""
+
+    history: HistorySection = field(default_factory=HistorySection)
+
+    @property
+    def steps_at_once(self) -> int:
+        """One: together they take no less time."""
+        return 1
+
+    def _examples(self, wanted: Sequence[Wanted]) -> list[Examples]:
+        """One clip at a time: references stand in different places of every world."""
+        return [self._with_history(seed, place, step) for step, (seed,), (place,) in wanted]
+
+    def _with_history(self, world: int, place: int, step: int) -> Examples:
+        """A clip and its references, both seen in a world without what stands in the way of any drive."""
+        conflict_rate = 0.0 if step == VALIDATION else self.history.conflict_rate
+        dice = history_generator(self.seed, step, place)
+        found = retrieve_revisits(self.clips, world, self.history.frames, conflict_rate, dice, self.device)
+        references = HistoryReferences(found.video(self.clips, world), found.cameras, found.history.time)
+        (examples,) = self._render([(step, (world,), (place,))], found.all_poses)
+        return replace(examples, history=references)
 
 
 class Ahead:

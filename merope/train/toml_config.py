@@ -9,6 +9,7 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -77,7 +78,11 @@ def build(kind: type[Config], table: Mapping[str, Any], where: str = "") -> Conf
             near = difflib.get_close_matches(key, known, n=1)
             fix = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
             raise invalid(f"config key {where}{key}", "a known key", repr(key), fix)
-    values = {name: _converted(hints[name], table[name], f"{where}{name}") for name in known if name in table}
+    values = {}
+    for name in (name for name in known if name in table):
+        kinds = known[name].metadata.get("kinds")  # of tables that a dict registers, by their `kind`
+        to_value = partial(_converted, hints[name]) if kinds is None else partial(_of_kind, kinds)
+        values[name] = to_value(table[name], f"{where}{name}")
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise invalid(f"config key {where}{name}", "a value", "none", f"add it to [{where.rstrip('.') or 'top'}]")
@@ -116,14 +121,20 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
     )
 
 
+def _of_kind(kinds: Mapping[str, Any], value: Any, where: str) -> Any:
+    """The dataclass whose name is the table's `kind`."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    if not isinstance(value, dict) or not isinstance(kind, str) or kind not in kinds:
+        raise invalid(f"config key {where}.kind", f"one of {', '.join(kinds)}", repr(kind), "pick one")
+    return build(kinds[kind], value, f"{where}.")
+
+
 def _converted_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     """The option that fits: for tables the dataclass whose `kind` is the table's."""
     tables = [option for option in options if is_dataclass(option)]
     if isinstance(value, dict) and len(tables) > 1:
         kinds = {get_args(get_type_hints(option)["kind"])[0]: option for option in tables}
-        if value.get("kind") not in kinds:
-            raise invalid(f"config key {where}.kind", f"one of {', '.join(kinds)}", repr(value.get("kind")), "pick one")
-        return _converted(kinds[value["kind"]], value, where)
+        return _of_kind(kinds, value, where)
     for option in options:
         if option is not type(None) and _fits(option, value):
             return _converted(option, value, where)

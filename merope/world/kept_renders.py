@@ -1,7 +1,6 @@
 """Rendered training clips on disk: runs over the same clips, at the same time or later, render them once."""
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,9 +8,10 @@ from pathlib import Path
 
 from filelock import FileLock
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from merope.formats.writing import replace_tensors
 from merope.world.clips import WorldClips
 
 PACKAGE = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ class KeptRenders:
         self,
         clips: WorldClips,
         seeds: Sequence[int],
-        rendered: Callable[[], Tensor],  # uint8 [B, T, H, W, 3], any device
+        render: Callable[[], Tensor],  # -> uint8 [B, T, H, W, 3], any device
     ) -> Tensor:  # uint8 [B, T, H, W, 3]
         """The clips of some seeds, rendered now if they were not before. Of several processes one renders."""
         file = self.folder / f"{_digest(clips, seeds)}.safetensors"
@@ -41,15 +41,13 @@ class KeptRenders:
             kept = _read(file)
             if kept is not None:
                 return kept
-            frames = rendered()
-            part = file.with_suffix(".part")
-            save_file({"frames": frames.cpu()}, part)
-            os.replace(part, file)
+            frames = render()
+            replace_tensors(file, {"frames": frames.cpu()})
         return frames
 
 
 def _read(file: Path) -> Tensor | None:
-    """What is kept; nothing where a machine that went down, or a copy, has left half a file."""
+    """What is kept. Half a file, which a crash of the machine or a copy may leave, is nothing."""
     try:
         return load_file(file)["frames"]
     except (FileNotFoundError, SafetensorError):

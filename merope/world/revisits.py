@@ -1,8 +1,8 @@
 """Retrieved history in procedural worlds: the street of a clip, driven once more and once in the lane beside.
 
-Both other drives follow the clip's own path, the first a little aside and ahead or behind, as another day would be; the
-second a lane away, the lateral conflict of the paper's training. Retrieval is that of
-real data (merope.curation.retrieve).
+Both other drives follow the clip's own path. The first is a little aside, and ahead or behind, as on another day. The
+second is a lane away: the lateral conflict of the paper's training. Retrieval is that of real data
+(merope.curation.retrieve).
 """
 
 from dataclasses import dataclass
@@ -34,34 +34,26 @@ class WorldReferences:
         return as_video(clips.pictures([seed], self.cameras, self.all_poses))
 
 
-@dataclass(frozen=True)
-class WorldHistory:
-    """Retrieves for the clips of a world."""
-
-    frames: int = 3  # references asked for
-    conflict_rate: float = 0.25
-
-    def retrieve(
-        self,
-        clips: WorldClips,
-        seed: int,  # of the clip
-        generator: torch.Generator,
-        device: torch.device | str = "cpu",
-    ) -> WorldReferences:
-        """References of a clip; one number is drawn, whether they come from the lane beside."""
-        path, (again, beside) = clips.path(seed), other_drives(clips, seed)
-        table = FrameTable(
-            world_from_camera=torch.cat((again, beside)),
-            location=["world"] * 2 * len(path),
-            traversal=["again"] * len(path) + ["beside"] * len(path),
-            timestamp_s=torch.zeros(2 * len(path)),
-        )
-        target = Target(path, "world", "clip")
-        history = HistoryIndex(table).retrieve(target, self.frames, generator, self.conflict_rate)
-        poses = table.world_from_camera[history.frame]
-        there_and_back = torch.cat((path, again.flip(0), beside))  # no jumps across houses
-        cameras = Cameras(poses[None], clips.lenses([seed]), plan_dtype=torch.float32)
-        return WorldReferences(history, cameras.to(device), there_and_back[None].to(device))
+def retrieve_revisits(
+    clips: WorldClips,
+    seed: int,  # of the clip
+    count: int,  # references asked for
+    conflict_rate: float,
+    generator: torch.Generator,
+    device: torch.device | str = "cpu",
+) -> WorldReferences:
+    """References of a clip. One number is drawn: whether they come from the lane beside."""
+    path, (again, beside) = clips.path(seed), other_drives(clips, seed)
+    table = FrameTable(
+        world_from_camera=torch.cat((again, beside)),
+        location=["world"] * 2 * len(path),
+        traversal=["again"] * len(path) + ["beside"] * len(path),
+        timestamp_s=torch.zeros(2 * len(path)),
+    )
+    history = HistoryIndex(table).retrieve(Target(path, "world", "clip"), count, generator, conflict_rate)
+    cameras = Cameras(table.world_from_camera[history.frame][None], clips.lenses([seed]), plan_dtype=torch.float32)
+    there_and_back = torch.cat((path, again.flip(0), beside))  # no jumps across houses
+    return WorldReferences(history, cameras.to(device), there_and_back[None].to(device))
 
 
 def other_drives(clips: WorldClips, seed: int) -> tuple[Tensor, Tensor]:  # [T, 4, 4] twice

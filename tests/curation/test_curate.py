@@ -270,7 +270,7 @@ def test_progress_is_shown_for_long_work(monkeypatch: pytest.MonkeyPatch, capsys
     curate(drives(50), clusters=2)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("clustering: ")
-    assert "clustering: 400 of 400" in lines
+    assert "clustering: 400 of 400 steps" in lines
     assert len(lines) < 100
 
 

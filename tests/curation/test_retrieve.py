@@ -135,16 +135,14 @@ def test_gates_and_traversals_are_respected(seed: int, conflict_rate: float) -> 
 
 def test_history_carries_tagged_times_and_timestamps() -> None:
     table = table_of({"mine": drive(0.0), "other": drive(0.4)})
-    times = 0.5 + 2.0 * torch.arange(13)
-    target = Target(drive(0.0), "town", "mine", times)
+    target = Target(drive(0.0), "town", "mine")
     history = HistoryIndex(table).retrieve(target, 3, torch.Generator(), conflict_rate=0.0)
     assert history.target.tolist() == [2, 6, 10]
     assert history.frame.tolist() == [15, 19, 23]
-    assert history.time.tolist() == [4.5 + HISTORY_TIME_TAG, 12.5 + HISTORY_TIME_TAG, 20.5 + HISTORY_TIME_TAG]
+    assert history.time.tolist() == [2 + HISTORY_TIME_TAG, 6 + HISTORY_TIME_TAG, 10 + HISTORY_TIME_TAG]
     assert torch.allclose(history.timestamp_s, 1000 + torch.tensor([2, 6, 10]) / 12)
     assert torch.allclose(history.lateral_m, torch.full((3,), 0.4, dtype=torch.float64))
-    plain = Target(drive(0.0), "town", "mine")
-    assert HistoryIndex(table).nearest(plain, [4]).time.tolist() == [104.0]
+    assert HistoryIndex(table).nearest(target, [4]).time.tolist() == [104.0]
 
 
 def test_lateral_is_right_and_heading_turns_right() -> None:
@@ -258,7 +256,6 @@ def test_bad_input_is_named() -> None:
         "timestamp_s must be finite": lambda: FrameTable(poses, ["a"] * 2, ["b"] * 2, stamps / 0),
         r"world_from_camera must be \[F, 4, 4\]": lambda: FrameTable(poses[0], ["a"], ["b"], stamps),
         r"world_from_camera must be \[T, 4, 4\]": lambda: Target(poses[0], "a", "b"),
-        r"times must be \[2\], got \[3\]": lambda: Target(poses, "a", "b", torch.zeros(3)),
         "lane_m must be rising": lambda: Gates(max_distance_m=4.0),
         "gates must be": lambda: Gates(max_heading_deg=0.0),
         "abreast_m, min_overlap must be": lambda: Gates(min_overlap=0.0),

@@ -68,12 +68,12 @@ def test_prototypes_only() -> None:
 def test_ranks_share_one_sequence(world_size: int, extra: int, epoch: int) -> None:
     length = world_size + extra
     alone = ClusterSampler(skewed(), epoch_length=length, seed=4)
-    alone.set_epoch(epoch)
+    alone.epoch = epoch
     sequence = list(alone)
     parts = []
     for rank in range(world_size):
         sampler = ClusterSampler(skewed(), epoch_length=length, seed=4, rank=rank, world_size=world_size)
-        sampler.set_epoch(epoch)
+        sampler.epoch = epoch
         assert len(sampler) == length // world_size
         parts.append(list(sampler))
     woven = list(itertools.chain.from_iterable(zip(*parts, strict=True)))
@@ -103,7 +103,6 @@ def test_resume_continues_the_same_sequence(drawn: int, world_size: int, later_w
     second = ranks(later_world_size)
     for sampler in second:
         sampler.load_state_dict(states[0])
-        sampler.set_epoch(states[0]["epoch"])
     rest = 24 - states[0]["position"]  # of this epoch; the next one follows where its end is not lost to rounding
     after = weave(second, rest // later_world_size + (5 if rest % later_world_size == 0 else 0))
     assert before == reference[: len(before)]
@@ -114,7 +113,7 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
     sampler = ClusterSampler(skewed(), epoch_length=50)
     first, second = list(sampler), list(sampler)
     assert first != second
-    sampler.set_epoch(0)
+    sampler.epoch = 0
     assert list(sampler) == first
     assert list(ClusterSampler(skewed(), epoch_length=50, seed=1)) not in (first, second)
 

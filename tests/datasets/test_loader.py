@@ -2,21 +2,25 @@
 
 import json
 import logging
+import os
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scenes import PINHOLE, curved_drive
 
 from merope.curation.curate import Curation, Manifest
 from merope.datasets.clip import Clip
 from merope.datasets.loader import ClipLoader, collate, curation_of
 from merope.datasets.nuscenes import NuScenes
+from merope.datasets.nuscenes_clips import NuScenesSource
 from merope.datasets.sampler import ClusterSampler
-from merope.datasets.sources import NuScenesSource, VideoSource, read_video_rows
 from merope.datasets.synth import Drive, write_nuscenes
+from merope.datasets.videos import VideoSource, read_video_rows
 from merope.formats import write
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_video, write_video
@@ -61,9 +65,6 @@ def test_batches_carry_everything() -> None:
     assert batch.frames.shape == (4, 3, 4, 6, 3)
     assert batch.frames[:, 0, 0, 0, 0].tolist() == indices
     assert batch.captions == tuple(f"caption {index}" for index in indices)
-    assert batch.clusters.tolist() == [index % 3 for index in indices]
-    assert batch.timestamps_s.shape == (4, 3)
-    assert batch.is_metric.all()
     rays, valid = batch.cameras.rays((2, 3))
     assert rays.shape == (4, 3, 6, 3)
     assert valid.all()
@@ -115,6 +116,20 @@ def test_bad_clips_are_named_counted_and_replaced(caplog: pytest.LogCaptureFixtu
     assert drawn == [stand_in.get(name, name) for name in everything][:80]
 
 
+def test_more_workers_than_cores_are_one_line(
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    with caplog.at_level(logging.WARNING):
+        loader = ClipLoader(Source(), sampler(), 4, workers=cores + 6)
+        assert len(names(loader, 7)) == 7  # into the third epoch
+        assert ClipLoader(Source(), sampler(), 4, workers=cores).workers == loader.workers == cores
+    assert [record.message for record in caplog.records] == [
+        f"data.workers = {cores + 6} is more than there are cores; {cores} are used"
+    ]
+    assert [str(warning.message) for warning in recwarn if "worker" in str(warning.message)] == []
+
+
 def test_bad_clips_do_not_part_the_ranks() -> None:
     source = Source(bad=(2, 5))
     whole = names(ClipLoader(source, sampler(), 2), 15)
@@ -137,7 +152,7 @@ def test_lenses_and_frames_that_do_not_fit_together_are_refused() -> None:
     clip = Source().clip(1)
     without = Clip(clip.name, clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0)
     with pytest.raises(ValueError, match="clip-1"):
-        collate([clip, without], [0, 0])
+        collate([clip, without])
     with pytest.raises(ValueError, match=r"frames of x must be \[3, 4, 6, 3\]"):
         Clip(
             "x", clip.world_from_camera, clip.lens, clip.timestamps_s, 12.0, torch.zeros(3, 5, 6, 3, dtype=torch.uint8)
@@ -262,8 +277,25 @@ def test_manifests_are_matched_by_name() -> None:
     assert matched.cluster.tolist() == [index % 3 for index in range(12)]
     assert int(matched.prototype[order[4]]) == int(order[0])
     assert int(matched.kept.sum()) == 11
-    with pytest.raises(ValueError, match="manifest must be a row for every clip"):
+    with pytest.raises(ValueError, match="manifest must be a manifest with a row for every clip"):
         curation_of(Source(13), manifest)
+
+
+@given(data=st.data(), count=st.integers(1, 8))
+def test_a_manifest_of_more_clips_keeps_clusters_and_whole_prototypes(data: st.DataObject, count: int) -> None:
+    """Those of other splits, or those that could not be cached, are left out."""
+    cluster = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    kept = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+    prototype = [row if row in kept else data.draw(st.sampled_from(sorted(kept))) for row in range(count)]
+    order = data.draw(st.permutations(range(count)))
+    place = {row: index for index, row in enumerate(order)}
+    ids = tuple(f"clip-{row}" for row in order)
+    stands_for = torch.tensor([place[prototype[row]] for row in order])
+    chosen = data.draw(st.integers(1, count))  # the source has the first clips
+    cut = curation_of(Source(chosen), Manifest(ids, Curation(cluster[list(order)], stands_for)))
+    assert cut.cluster.tolist() == cluster[:chosen].tolist()
+    assert cut.prototype.tolist() == [p if p < chosen else row for row, p in enumerate(prototype[:chosen])]
+    assert cut.kept[cut.prototype].all()
 
 
 def test_lenses_of_a_clip_and_of_frames_stack() -> None:

@@ -11,14 +11,20 @@ import pytest
 import torch
 from scenes import curved_drive, random_poses
 
+from merope.datasets.clip import Clip
 from merope.datasets.openscene import read_infos, read_openscene
-from merope.datasets.panshot_clips import clip_key, read_panshot, without_first_yaw
+from merope.datasets.panshot_clips import clip_key, read_near_depths, read_sample, read_samples, without_first_yaw
 from merope.formats.video import write_image
 from merope.geometry.distorted_lenses import BrownConrady
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.poses import inverse
 
 POSE_FILE = "aB-c_d-7-0-no_rot_aug_0.npy"
+
+
+def read_panshot(root: Path, near_depths: Path | None = None, zero_first_yaw: bool = True) -> list[Clip]:
+    depths = None if near_depths is None else read_near_depths(near_depths)
+    return [read_sample(row, root, 480, 832, depths, zero_first_yaw) for row in read_samples(root / "samples.json")]
 
 
 @pytest.fixture
@@ -31,8 +37,7 @@ def panshot(tmp_path: Path) -> Path:
 
 
 def test_panshot_normalisation_divides_translations_only(panshot: Path) -> None:
-    arguments = (panshot / "samples.json", panshot, 480, 832)
-    (off,), (on,) = (read_panshot(*arguments, near_depths=depths) for depths in (None, panshot / "near.jsonl"))
+    (off,), (on,) = (read_panshot(panshot, near_depths=depths) for depths in (None, panshot / "near.jsonl"))
     assert torch.allclose(on.world_from_camera[:, :3, 3], 2 * off.world_from_camera[:, :3, 3], atol=1e-6)
     assert torch.equal(on.world_from_camera[:, :3, :3], off.world_from_camera[:, :3, :3])
     assert not off.is_metric
@@ -50,7 +55,7 @@ def test_first_yaw_is_zero_and_nothing_else_changes(panshot: Path) -> None:
     assert float(turned[0, 2, 2]) > 0
     assert (inverse(turned[:1]) @ turned - inverse(poses[:1]) @ poses).abs().max() < 1e-12
     assert (turned[:, 1, :] - poses[:, 1, :]).abs().max() < 1e-12  # heights, pitch and roll
-    kept = read_panshot(panshot / "samples.json", panshot, 480, 832, zero_first_yaw=False)[0]
+    kept = read_panshot(panshot, zero_first_yaw=False)[0]
     assert abs(float(kept.world_from_camera[0, 0, 2])) > 0.01
 
 
@@ -58,25 +63,25 @@ def test_panshot_names_what_is_wrong(panshot: Path) -> None:
     assert clip_key(POSE_FILE) == "aB-c_d-7"
     (panshot / "near.jsonl").write_text(json.dumps({"video_id": "x", "clip_id": 1, "near_depth": 1.0}))
     with pytest.raises(ValueError, match="a depth for aB-c_d-7"):
-        read_panshot(panshot / "samples.json", panshot, 480, 832, near_depths=panshot / "near.jsonl")
+        read_panshot(panshot, near_depths=panshot / "near.jsonl")
     np.save(panshot / POSE_FILE, np.full((81, 3, 4), np.nan))
     with pytest.raises(ValueError, match=rf"{POSE_FILE}.*(finite|NaN)"):
-        read_panshot(panshot / "samples.json", panshot, 480, 832)
+        read_panshot(panshot)
     np.save(panshot / POSE_FILE, 2 * random_poses(81)[:, :3].numpy())
     with pytest.raises(ValueError, match=POSE_FILE):
-        read_panshot(panshot / "samples.json", panshot, 480, 832)
+        read_panshot(panshot)
     (panshot / POSE_FILE).write_bytes((panshot / POSE_FILE).read_bytes()[:500])
     with pytest.raises(ValueError, match=POSE_FILE):
-        read_panshot(panshot / "samples.json", panshot, 480, 832)
+        read_panshot(panshot)
     (panshot / "near.jsonl").write_text(json.dumps({"video_id": "aB-c_d", "clip_id": 7, "near_depth": 0.0}))
     with pytest.raises(ValueError, match="near_depth of aB-c_d-7 must be positive"):
-        read_panshot(panshot / "samples.json", panshot, 480, 832, near_depths=panshot / "near.jsonl")
+        read_panshot(panshot, near_depths=panshot / "near.jsonl")
     (panshot / POSE_FILE).unlink()
     with pytest.raises(FileNotFoundError, match=POSE_FILE):
-        read_panshot(panshot / "samples.json", panshot, 480, 832)
+        read_panshot(panshot)
     (panshot / "samples.json").write_text("[]")
     with pytest.raises(ValueError, match="samples must be a JSON list"):
-        read_panshot(panshot / "samples.json", panshot, 480, 832)
+        read_panshot(panshot)
 
 
 def infos(count: int, distortion: list[float]) -> list[dict[str, Any]]:
@@ -163,3 +168,22 @@ def test_openscene_duplicate_timestamps_and_channels_are_named(tmp_path: Path) -
         read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
     with pytest.raises(ValueError, match=r"channel must be one of \['CAM_F0'\], got 'CAM_B0'"):
         read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, channel="CAM_B0", allow_pickle=True)
+
+
+def test_infos_of_another_layout_are_named(tmp_path: Path) -> None:
+    """mmdet3d writes lidar2ego and ego2global as quaternions, and all scenes of nuScenes into one file."""
+    frames = infos(2, [])
+    for frame in frames:
+        del frame["lidar2global"]
+        frame |= {"lidar2ego_rotation": [1.0, 0.0, 0.0, 0.0], "ego2global_rotation": [1.0, 0.0, 0.0, 0.0]}
+    (tmp_path / "mmdet3d.pkl").write_bytes(pickle.dumps({"infos": frames, "metadata": {}}))
+    with pytest.raises(ValueError, match=r'frame 0 of .*mmdet3d\.pkl must be .*got no lidar2global; .*"nuscenes"'):
+        read_openscene(tmp_path / "mmdet3d.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+    (tmp_path / "list.pkl").write_bytes(pickle.dumps([3]))
+    with pytest.raises(ValueError, match=r"frame 0 of .*got no timestamp, lidar2global, cams"):
+        read_infos(tmp_path / "list.pkl", allow_pickle=True)
+    incomplete = infos(2, [])
+    del incomplete[1]["cams"]["CAM_F0"]
+    (tmp_path / "gap.pkl").write_bytes(pickle.dumps(incomplete))
+    with pytest.raises(ValueError, match=r"channel must be one of \[\], got 'CAM_F0'"):
+        read_openscene(tmp_path / "gap.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)

@@ -10,7 +10,7 @@ import torch
 from scenes import curved_drive
 
 from merope.datasets.loader import collate
-from merope.datasets.sources import PanShotSource
+from merope.datasets.panshot_clips import PanShotSource
 from merope.formats.video import read_video, write_video
 from merope.geometry.lenses import UnifiedCamera
 
@@ -51,7 +51,7 @@ def test_clips_have_the_frames_and_poses_that_were_asked_for(tmp_path: Path) -> 
 def test_lenses_of_different_shots_share_a_batch(tmp_path: Path) -> None:
     write_samples(tmp_path)
     source = opened(tmp_path)
-    batch = collate([source.clip(0), source.clip(1)], [0, 0])
+    batch = collate([source.clip(0), source.clip(1)])
     lens = batch.cameras.lens
     assert isinstance(lens, UnifiedCamera)
     assert lens.xi.flatten().tolist() == [0.0, 1.6]

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-import merope.datasets.cache as cache
 from merope.cli import main
-from merope.datasets.cache import CachedSource, without_padding
+from merope.datasets.cache import CachedSource, without_padding, write_cache
 from merope.datasets.clip import Clip
+from merope.formats import writing
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.caching import cache_clips
-from merope.train.clip_streams import clip_stream, training_source
+from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig
 from merope.train.loop import clip_losses, train
 from merope.train.model import Model, build_model
@@ -53,7 +54,7 @@ def fresh_model(config: TrainConfig) -> Model:
 
 def test_a_cache_holds_what_the_clips_hold(tiny_files: Path, cached: Path) -> None:
     config = file_config(tiny_files, cached)
-    source, stored, model = training_source(config.data), CachedSource.open(cached / "train"), fresh_model(config)
+    source, stored, model = config.data.training_clips(), CachedSource.open(cached / "train"), fresh_model(config)
     assert len(stored) == len(source) == 10
     assert [stored.name(index) for index in range(10)] == [source.name(index) for index in range(10)]
     for index in (0, 9):
@@ -69,7 +70,7 @@ def test_a_cache_holds_what_the_clips_hold(tiny_files: Path, cached: Path) -> No
 
 def test_the_prefix_of_a_cached_clip_is_the_prefix_encoded_alone(tiny_files: Path, cached: Path) -> None:
     config = file_config(tiny_files, cached)
-    clip, model = training_source(config.data).clip(0), fresh_model(config)
+    clip, model = config.data.training_clips().clip(0), fresh_model(config)
     alone = model.pipeline.encode_frames(clip.frames[None, :1])[0]
     assert torch.equal(CachedSource.open(cached / "train").clip(0).latents[:, :1], alone.to(torch.bfloat16))
 
@@ -182,7 +183,7 @@ def test_two_clips_of_one_name_are_refused(tmp_path: Path) -> None:
             raise AssertionError("nothing is read")
 
     with pytest.raises(ValueError, match=r"names of clips.*'street' at position 1"):
-        cache.write_cache(tmp_path / "cache", Twins(), torch.zeros_like, lambda caption: torch.ones(1, 3), {})
+        write_cache(tmp_path / "cache", Twins(), torch.zeros_like, lambda caption: torch.ones(1, 3), {})
     assert not (tmp_path / "cache").exists()
 
 
@@ -232,17 +233,70 @@ def test_rows_that_say_something_else_are_cached_again(tiny_files: Path, tmp_pat
     assert same == [False, True]
 
 
-def test_a_disk_that_is_full_is_not_a_broken_clip(
-    tiny_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left")])
+def test_a_disk_that_is_full_is_one_line_and_not_a_broken_clip(
+    tiny_files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
 ) -> None:
     def full(tensors: dict[str, Tensor], file: Path) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
+    monkeypatch.setattr(writing, "save_file", full)
+    assert main(["data", "cache", str(tiny_files / "tiny.toml"), "--out", str(tmp_path / "cache")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"merope: {tmp_path / 'cache' / 'text'}")
+    assert "No space left" in said
+    assert "free some space" in said
+    assert [file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()] == ["cache.json"]
+
+
+def test_damaged_and_deleted_files_are_encoded_again(
+    tiny_files: Path, cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(cached / "train", tmp_path / "cache")
+    files = [row["file"] for row in CachedSource.open(folder).rows]
+    (folder / "latents" / f"{files[0]}.safetensors").unlink()
+    for index, suffix in ((1, ".safetensors"), (2, ".json"), (3, ".row.json")):
+        file = folder / "latents" / f"{files[index]}{suffix}"
+        file.write_bytes(file.read_bytes()[:-7])
+    (folder / "latents" / f"{files[4]}.json").unlink()
+    (folder / "latents" / f"{files[5]}.row.json").write_text("[]")
+    calls, encode = [], CameraVideoPipeline.encode_frames
+    monkeypatch.setattr(CameraVideoPipeline, "encode_frames", lambda *given: calls.append(1) or encode(*given))
     config = file_config(tiny_files, tmp_path)
-    monkeypatch.setattr(cache, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        cache_clips(config, tmp_path / "cache", validation=False)
-    assert not (tmp_path / "cache" / "clips.jsonl").exists()
+    assert cache_clips(config, folder, validation=False) == {}
+    assert len(calls) == 6
+    for text in (folder / "text").iterdir():  # each caption belongs to five clips or to none
+        text.write_bytes(text.read_bytes()[:-3])
+    assert cache_clips(config, folder, validation=False) == {}
+    for file in (path for path in (cached / "train").rglob("*") if path.is_file()):
+        assert (folder / file.relative_to(cached / "train")).read_bytes() == file.read_bytes(), file
+
+
+def test_a_second_process_does_not_disturb_the_first(
+    tiny_files: Path, cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second takes the row of a clip away while it writes the clip anew."""
+    config, folder, encode = file_config(tiny_files, tmp_path), tmp_path / "cache", CameraVideoPipeline.encode_frames
+
+    def disturbed(self: CameraVideoPipeline, frames: Tensor) -> Tensor:
+        for row in folder.glob("latents/*.row.json"):
+            row.unlink()
+        return encode(self, frames)
+
+    monkeypatch.setattr(CameraVideoPipeline, "encode_frames", disturbed)
+    assert cache_clips(config, folder, validation=False) == {}
+    assert (folder / "clips.jsonl").read_bytes() == (cached / "train" / "clips.jsonl").read_bytes()
+
+
+def test_a_list_of_cached_clips_that_is_damaged_is_named(cached: Path, tmp_path: Path) -> None:
+    text = (cached / "train" / "clips.jsonl").read_text()
+    (tmp_path / "clips.jsonl").write_text(text[: len(text) // 2])
+    with pytest.raises(ValueError, match=r"clips\.jsonl must be a JSON object a line"):
+        CachedSource.open(tmp_path)
 
 
 def test_a_cache_of_another_kind_of_model_is_refused_in_training(

@@ -12,18 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from merope.curation.curate import Curation, Manifest
-from merope.datasets.sources import VideoSource, read_video_rows
+from merope.datasets.videos import VideoSource, read_video_rows
 from merope.formats import read, write
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_video
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.text import Text
-from merope.train.clip_streams import ClipStream, FrameEncoder, clip_stream, restricted
+from merope.train.clip_streams import ClipStream, FrameEncoder, clip_stream
 from merope.train.config import TrainConfig
 from merope.train.loop import train
 from merope.train.model import Model, build_model
@@ -160,24 +157,6 @@ def test_clusters_are_drawn_equally_often(tiny_files: Path, model: Model, tmp_pa
     assert sum(drawn.values()) == 600
     assert drawn[7] / 600 == pytest.approx(0.5, abs=0.07)
     assert set(drawn) == set(range(10))
-
-
-@given(data=st.data(), count=st.integers(1, 8))
-def test_a_manifest_cut_to_some_clips_keeps_their_clusters_and_whole_prototypes(
-    data: st.DataObject, count: int
-) -> None:
-    cluster = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
-    kept = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
-    prototype = [row if row in kept else data.draw(st.sampled_from(sorted(kept))) for row in range(count)]
-    chosen = data.draw(st.sets(st.integers(0, count - 1)))
-    manifest = Manifest(tuple(f"clip {row}" for row in range(count)), Curation(cluster, torch.tensor(prototype)))
-    cut = restricted(manifest, {f"clip {row}" for row in chosen} | {"another"})
-    assert cut.ids == tuple(f"clip {row}" for row in sorted(chosen))
-    for place, row in enumerate(sorted(chosen)):
-        assert cut.curation.cluster[place] == cluster[row]
-        stands_for = cut.ids[int(cut.curation.prototype[place])]
-        assert stands_for == f"clip {prototype[row] if prototype[row] in chosen else row}"
-        assert cut.curation.kept[int(cut.curation.prototype[place])]
 
 
 @pytest.mark.parametrize(

@@ -13,22 +13,24 @@ from torch import Tensor
 
 from merope.adapters.wan import attached_branch
 from merope.curation.retrieve import Gates
+from merope.datasets.cache import CachedData
+from merope.datasets.nuscenes_clips import NuScenesData
 from merope.datasets.synth import Drive, write_nuscenes
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import relative
 from merope.geometry.trajectories import unicycle_path
 from merope.train import checkpoint
 from merope.train.build import build_stream
-from merope.train.config import CachedData, HistorySection, NuScenesData, TrainConfig
-from merope.train.history_streams import HistoryClipStream, WorldHistoryStream
+from merope.train.clip_streams import HistoryEncoder
+from merope.train.config import HistorySection, TrainConfig
 from merope.train.loop import clip_losses, train
 from merope.train.model import Model, build_model
 from merope.train.objective import VALIDATION, Noised, clip_generator, history_generator
 from merope.train.parallel import Ranks, start
-from merope.train.streams import Examples
+from merope.train.streams import Examples, WorldHistoryStream
 from merope.train.toml_config import read_config
 from merope.world.clips import WorldClips, as_video
-from merope.world.revisits import WorldHistory, other_drives
+from merope.world.revisits import other_drives, retrieve_revisits
 from tests.train.ranks import run_ranks
 from tests.train.test_parallel import SMOOTH, assert_same_weights
 from tests.train.tiny_runs import tiny_config
@@ -56,7 +58,7 @@ class TestWorlds:
         assert float(relative(path, again)[:, 0, 3].abs().max()) < gates.lane_m[0]
         for conflict in (False, True):
             dice = torch.Generator().manual_seed(0)
-            found = WorldHistory(3, float(conflict)).retrieve(CLIPS, seed, dice)
+            found = retrieve_revisits(CLIPS, seed, 3, float(conflict), dice)
             assert found.history.is_conflict == conflict
             assert found.history.count >= 2
             assert found.history.time.tolist() == (found.history.target + 100.0).tolist()
@@ -73,8 +75,8 @@ class TestWorlds:
         _, stream, _ = model_and_stream(with_history(tmp_path, "sa"))
         examples = next(stream.step(3))
         seed = int(examples.names[0].removeprefix("world "))
-        retrieval = WorldHistory(2, stream.history.conflict_rate)
-        found = retrieval.retrieve(stream.clips, seed, history_generator(0, 3, examples.places[0]))
+        dice = history_generator(0, 3, examples.places[0])
+        found = retrieve_revisits(stream.clips, seed, 2, stream.history.conflict_rate, dice)
         there = replace(found, cameras=stream.clips.cameras([seed]).at(slice(1, 3)))
         assert torch.equal(there.video(stream.clips, seed), examples.clean[:, :, 1:3])
         assert examples.history is not None
@@ -83,7 +85,7 @@ class TestWorlds:
 
     def test_what_stands_in_the_way_of_any_drive_is_gone_for_all(self) -> None:
         seed = 4  # something stands in the lane beside
-        found = WorldHistory(2, 0.0).retrieve(CLIPS, seed, torch.Generator().manual_seed(0))
+        found = retrieve_revisits(CLIPS, seed, 2, 0.0, torch.Generator().manual_seed(0))
         own = CLIPS.cameras([seed])
         clip = CLIPS.pictures([seed], own, found.all_poses)
         assert torch.equal(replace(found, cameras=own).video(CLIPS, seed), as_video(clip))
@@ -101,12 +103,12 @@ class TestWorlds:
 
     def test_conflicts_come_at_their_rate_from_the_dice_of_the_place(self) -> None:
         drawn = [
-            WorldHistory(2, 0.25).retrieve(CLIPS, 77, history_generator(1, 2, place)).history.is_conflict
+            retrieve_revisits(CLIPS, 77, 2, 0.25, history_generator(1, 2, place)).history.is_conflict
             for place in range(300)
         ]
         assert abs(sum(drawn) / len(drawn) - 0.25) < 0.08
         again = [
-            WorldHistory(2, 0.25).retrieve(CLIPS, 77, history_generator(1, 2, place)).history.is_conflict
+            retrieve_revisits(CLIPS, 77, 2, 0.25, history_generator(1, 2, place)).history.is_conflict
             for place in (7, 299)
         ]
         assert again == [drawn[7], drawn[299]]
@@ -188,8 +190,8 @@ def test_ranks_with_and_without_history_train_together(tmp_path: Path, monkeypat
     """Real data: one rank's clip has references, the other's has none. With "ca" both must have gradients to add."""
     whole = WorldHistoryStream._with_history
 
-    def every_other(self: Any, world: int, place: int, step: int, conflict_rate: float) -> Examples:
-        examples = whole(self, world, place, step, conflict_rate)
+    def every_other(self: Any, world: int, place: int, step: int) -> Examples:
+        examples = whole(self, world, place, step)
         return replace(examples, history=None) if place % 2 else examples
 
     monkeypatch.setattr(WorldHistoryStream, "_with_history", every_other)
@@ -258,7 +260,7 @@ class TestNuScenes:
 
     def test_the_nearest_frames_of_another_log(self, root: Path) -> None:
         stream = self.stream(root, (0, 1, 2, 3))
-        assert isinstance(stream, HistoryClipStream)
+        assert isinstance(stream.encoder, HistoryEncoder)
         examples = [e for step in range(4) for e in stream.step(step)]
         assert [self.shades(examples, drive) for drive in range(4)] == [{80}, {20}, {80}, {None}]
         one = next(e for e in examples if e.names[0].startswith("scene-0000"))

@@ -10,8 +10,9 @@ from scenes import random_poses
 
 from merope import Cameras, Pinhole, UnifiedCamera
 from merope.adapters.branch_config import make_carved_encoding, make_encoding, make_features
+from merope.datasets.cache import CachedData
 from merope.train.build import world_clips
-from merope.train.config import CachedData, ModelSection, TrainConfig
+from merope.train.config import ModelSection, TrainConfig
 from merope.train.toml_config import build, merged, read_config, read_table
 
 CONFIGS = Path(__file__).parents[2] / "configs"

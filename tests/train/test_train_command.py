@@ -138,9 +138,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_names(
 ) -> None:
     encode, seen = FrameEncoder.examples, []
 
-    def poisoned(self: FrameEncoder, batch: Batch, places: tuple[int, ...]) -> Examples:
+    def poisoned(self: FrameEncoder, batch: Batch, places: tuple[int, ...], step: int) -> Examples:
         seen.append(batch.names[0])
-        examples = encode(self, batch, places)
+        examples = encode(self, batch, places, step)
         return replace(examples, clean=examples.clean * torch.nan) if len(seen) == 4 else examples
 
     monkeypatch.setattr(FrameEncoder, "examples", poisoned)

@@ -1,42 +1,23 @@
-"""Tables of clips for the loader: windows of nuScenes, and videos with pose files in any format."""
+"""Training clips of your own videos: one line a clip, with a pose file in any format."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from merope.datasets.clip import Clip
-from merope.datasets.nuscenes import NuScenes, Window
-from merope.datasets.panshot_clips import clip_key, read_near_depths, read_sample, read_samples
+from merope.datasets.data_kind import FrameData
+from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats import read, validate
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_video
 from merope.geometry.lens_batches import picked, resized
 from merope.geometry.trajectories import time_problem
-
-
-@dataclass(frozen=True)
-class NuScenesSource:
-    """Windows of a nuScenes camera as clips of one size."""
-
-    data: NuScenes
-    windows: Sequence[Window]
-    height: int
-    width: int
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def name(self, index: int) -> str:
-        return self.data.name(self.windows[index])
-
-    def clip(self, index: int) -> Clip:
-        return self.data.clip(self.windows[index], self.height, self.width)
 
 
 @dataclass(frozen=True)
@@ -81,7 +62,7 @@ def read_video_rows(file: Path) -> list[VideoRow]:
 
 
 @dataclass(frozen=True)
-class VideoSource:
+class VideoSource(ClipSource[Clip]):
     """Videos and pose files below a folder as clips of one length and size."""
 
     rows: Sequence[VideoRow]
@@ -103,7 +84,10 @@ class VideoSource:
     def trajectory(self, index: int) -> Trajectory:
         """The poses of a clip under its id, for curation; the video is not read."""
         path, chosen = self._rows_of(index)
-        return Trajectory(path.world_from_camera[chosen], path.is_metric, path.convention, name=self.name(index))
+        times_s = None if path.timestamps_s is None else path.timestamps_s[chosen]
+        return Trajectory(
+            path.world_from_camera[chosen], path.is_metric, path.convention, times_s, name=self.name(index)
+        )
 
     def _rows_of(self, index: int) -> tuple[Trajectory, torch.Tensor]:  # the whole path, rows of the clip [T]
         row = self.rows[index]
@@ -152,57 +136,22 @@ class VideoSource:
 
 
 @dataclass(frozen=True)
-class PanShotSource:
-    """The clips of a PanShot sample list whose rows name their video in `video_path`; each is read when wanted."""
+class VideoData(FrameData):
+    """Videos with pose files (docs/training.md, "Your own videos")."""
 
-    rows: Sequence[dict[str, Any]]
+    kind: Literal["videos"]
     root: Path
-    frames: int
-    height: int
-    width: int
-    depths: dict[str, float] | None
+    manifest: Path
+    validation_manifest: Path | None = None
 
-    @classmethod
-    def open(
-        cls, samples: Path, root: Path, frames: int, height: int, width: int, near_depths: Path | None
-    ) -> "PanShotSource":
-        """Read a sample list; translations are divided by near_depths where that file is given."""
-        rows = read_samples(samples)
-        without = [index for index, row in enumerate(rows) if "video_path" not in row]
-        if without:
-            fix = "add the path of the video, relative to the root"
-            raise invalid(f"video_path in {samples}", "in every row", f"missing in row {without[0]}", fix)
-        depths = None if near_depths is None else read_near_depths(near_depths)
-        unknown = [] if depths is None else sorted({clip_key(row["pose_path"]) for row in rows} - depths.keys())
-        if unknown:
-            got = f"{len(unknown)} clips without one, first {unknown[0]}"
-            raise invalid(str(near_depths), f"a depth for every clip of {samples}", got, "use the list of this split")
-        return cls(rows, Path(root), frames, height, width, depths)
+    def training_clips(self) -> VideoSource:
+        return self._clips(self.manifest)
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def validation_clips(self) -> VideoSource | None:
+        return None if self.validation_manifest is None else self._clips(self.validation_manifest)
 
-    def name(self, index: int) -> str:
-        return Path(self.rows[index]["pose_path"]).stem
-
-    def made_of(self, index: int) -> dict[str, Any]:
-        """What a clip follows from besides the files: a cache of another row is not this clip's."""
-        row = self.rows[index]
-        return row | {"near_depth": None if self.depths is None else self.depths[clip_key(row["pose_path"])]}
-
-    def clip(self, index: int) -> Clip:
-        clip, count = read_sample(self.rows[index], self.root, self.height, self.width, self.depths), self.frames
-        if len(clip.world_from_camera) < count:
-            got = len(clip.world_from_camera)
-            raise invalid(f"poses of {clip.name}", f"at least {count}", got, "shorten the clip")
-        video = self.root / self.rows[index]["video_path"]
-        frames = read_video(video, list(range(count)), self.height, self.width)
-        return replace(
-            clip,
-            world_from_camera=clip.world_from_camera[:count],
-            timestamps_s=clip.timestamps_s[:count],
-            frames=frames,
-        )
+    def _clips(self, manifest: Path) -> VideoSource:
+        return VideoSource(read_video_rows(manifest), self.root, self.frames, self.height, self.width)
 
 
 @lru_cache(maxsize=64)

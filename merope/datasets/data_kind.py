@@ -1,0 +1,71 @@
+"""What every kind of training data is: the section [data] of a config, which opens its own clips.
+
+A new data set is one file with a subclass of `FrameData`, and one entry in `merope.datasets.kinds.DATA_KINDS`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from merope.datasets.clip import Clip
+from merope.datasets.loader import ClipSource
+from merope.errors import invalid
+
+
+@dataclass(frozen=True)
+class Data:
+    """A section [data]. Subclasses declare `kind` as a Literal: TOML files tell them apart by it."""
+
+    kind: str
+    knows_places: ClassVar[bool] = False  # whether frames of the same place can be retrieved for its clips
+
+    def check_files(self) -> None:
+        """Refuse data that are not there. This is called before a model is read, which takes minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileData(Data, ABC):
+    """Clips that are read from files by workers."""
+
+    clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
+    workers: int = 8  # processes that read clips; no more than there are cores are used
+    prototypes_only: bool = False  # draw only the clips that the manifest marks as prototypes
+
+    def check_files(self) -> None:
+        for field in fields(self):
+            path = getattr(self, field.name)
+            if isinstance(path, Path) and not path.exists():
+                fix = f"check it; a relative path starts from {Path.cwd()}, where the command runs"
+                raise invalid(f"data.{field.name}", "a file or folder that exists", str(path), fix)
+
+    @abstractmethod
+    def training_clips(self) -> ClipSource[Any]:
+        """The clips to train on."""
+
+    @abstractmethod
+    def validation_clips(self) -> ClipSource[Any] | None:
+        """The clips to validate on, if the section names any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameData(FileData):
+    """Clips as frames, which the model's VAE encodes. All have one length and size."""
+
+    frames: int = 49
+    height: int = 288
+    width: int = 512
+
+    @abstractmethod
+    def training_clips(self) -> ClipSource[Clip]: ...
+
+    @abstractmethod
+    def validation_clips(self) -> ClipSource[Clip] | None: ...
+
+    def clips_with_history(
+        self,
+        count: int,  # references asked for
+        latent_stride: int,  # RGB frames per latent frame
+    ) -> tuple[ClipSource[Any], ClipSource[Any] | None]:  # to train on, to validate on
+        """The same clips, each with frames that other drives took of its place. Kinds that know places have them."""
+        raise NotImplementedError(self.kind)

@@ -1,0 +1,44 @@
+"""Training clips of the procedural world."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from merope.datasets.data_kind import Data
+from merope.errors import invalid
+from merope.world.clips import WorldClips
+
+
+@dataclass(frozen=True)
+class WorldData(Data):
+    """Fresh clips of the procedural world, rendered as they are needed. No two training clips share a world."""
+
+    kind: Literal["world"]
+    frames: int = 13
+    height: int = 72
+    width: int = 128
+    frame_rate_hz: float = 4.0
+    fov_deg: tuple[float, float] = (70.0, 70.0)  # horizontal, drawn uniformly
+    xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
+    noise_draws: int = 1  # places of a batch that share a rendered clip, each with noise of its own
+    keep_renders: Path | None = None  # folder whose clips other runs with the same clips need not render again
+    knows_places: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.noise_draws < 1:
+            raise invalid("data.noise_draws", "at least 1", self.noise_draws, "1 gives every place a clip of its own")
+
+    def clips(
+        self,
+        prefix_frames: int,  # clean frames of the objective
+    ) -> WorldClips:
+        """What the clips are like. A drive begins with at least one frame before it changes."""
+        return WorldClips(
+            frames=self.frames,
+            height=self.height,
+            width=self.width,
+            frame_rate_hz=self.frame_rate_hz,
+            prefix_frames=max(prefix_frames, 1),
+            fov_deg=self.fov_deg,
+            xi=self.xi,
+        )
