@@ -43,7 +43,7 @@ def device_name(device: torch.device) -> str:
 def steps_done(config: TrainConfig) -> int:
     """Steps of a run's newest checkpoint."""
     places = checkpoint.complete(config.run.out / "checkpoints")
-    return checkpoint.read_progress(places[-1]).step if places else 0
+    return int(places[-1].name.removeprefix("step-")) if places else 0
 
 
 @contextmanager

@@ -210,16 +210,17 @@ def update_average(average: dict[str, Tensor], model: nn.Module, decay: float | 
 def resume(
     config: TrainConfig, model: Model, optimiser: Optimizer, average: dict[str, Tensor], stream: Stream
 ) -> int:  # steps that are done
-    """Go on from the newest checkpoint of the folder, refused when that run learnt something else."""
-    places = checkpoint.complete(config.run.out / "checkpoints")
-    if not places:
+    """Go on from the newest checkpoint that can be read. A run that learnt something else is refused."""
+
+    def check(before: checkpoint.Progress) -> None:
+        check_same_run(before.learnt, config)
+        if before.step > config.run.steps:
+            fix = "ask for more steps, or use another run.out"
+            raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
+
+    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.transformer, optimiser, average)
+    if progress is None:
         return 0
-    before = checkpoint.read_progress(places[-1])
-    check_same_run(before.learnt, config)
-    if before.step > config.run.steps:
-        fix = "ask for more steps, or use another run.out"
-        raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
-    progress = checkpoint.load(places[-1], model.transformer, optimiser, average)
     stream.load_state_dict(progress.data)
     return progress.step
 
