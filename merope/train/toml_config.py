@@ -1,7 +1,8 @@
 """TOML files as frozen dataclasses: every key is known, every value has the declared type, or the file is refused.
 
 A file may name another one as its `base`: it then only says what differs, so that a baseline or an ablation is a few
-lines. Command lines add `--set section.key=value`, the value written as in TOML.
+lines. Command lines add `--set section.key=value`, the value written as in TOML; there, words need no quotes, and True
+and False may be written as in Python.
 """
 
 import difflib
@@ -12,6 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from merope.adapters.branch_config import type_name
 from merope.errors import invalid
 
 Config = TypeVar("Config")
@@ -58,6 +60,7 @@ def _parsed_change(change: str) -> Table:
     key, equals, value = change.partition("=")
     if not equals:
         raise invalid("--set", "key=value", repr(change), "for example --set run.steps=100")
+    value = {"True": "true", "False": "false"}.get(value.strip(), value)
     try:
         parsed = tomllib.loads(f"{key.strip()} = {value}")
     except tomllib.TOMLDecodeError:  # a bare word is a string: nobody wants to quote quotes in a shell
@@ -111,9 +114,7 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
         return Path(value).expanduser()
     if isinstance(hint, type) and type(value) is hint:
         return value
-    raise invalid(
-        f"config key {where}", _described(hint), f"{value!r} ({type(value).__name__})", "write it as in configs/"
-    )
+    raise _wrong_type(where, _described(hint), value)
 
 
 def _converted_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -128,7 +129,7 @@ def _converted_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         if option is not type(None) and _fits(option, value):
             return _converted(option, value, where)
     expected = " or ".join(_described(option) for option in options if option is not type(None))
-    raise invalid(f"config key {where}", expected, f"{value!r} ({type(value).__name__})", "write it as in configs/")
+    raise _wrong_type(where, expected, value)
 
 
 def _fits(option: Any, value: Any) -> bool:
@@ -155,6 +156,13 @@ def _converted_tuple(hints: tuple[Any, ...], value: list[Any], where: str) -> tu
 
 
 def _described(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    return "a table" if is_dataclass(hint) or get_origin(hint) is dict else getattr(hint, "__name__", str(hint))
+    return "a table" if is_dataclass(hint) or get_origin(hint) is dict else type_name(hint)
+
+
+def _wrong_type(where: str, expected: str, value: Any) -> ValueError:
+    fix = "write it as in configs/"
+    if expected == "bool":
+        fix = "write true or false, without quotes"
+    elif isinstance(value, bool) and expected in ("str", "Path"):
+        fix = f"put it in quotes: '\"{value}\"'"
+    return invalid(f"config key {where}", expected, f"{value!r} ({type(value).__name__})", fix)
