@@ -16,9 +16,9 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from merope.bench.provenance import steps_done
     from merope.train.config import TrainConfig
     from merope.train.loop import export_checkpoint, train
+    from merope.train.provenance import steps_done
     from merope.train.toml_config import read_config, read_table
 
     if "vae" in read_table(options.config):
