@@ -16,8 +16,29 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from merope.adapters.branch_config import type_name
 from merope.errors import invalid
 
+SHIPPED = Path(__file__).parents[1] / "configs"
+"""The configs of the package; in a checkout a link to configs/."""
+
 Config = TypeVar("Config")
 Table = dict[str, Any]
+
+
+def shipped_configs() -> dict[str, str]:
+    """Names of the configs in the package, each with the first line of its comment."""
+    files = {file.relative_to(SHIPPED).with_suffix("").as_posix(): file for file in SHIPPED.rglob("*.toml")}
+    return {name: files[name].read_text().splitlines()[0].removeprefix("# ") for name in sorted(files)}
+
+
+def find_config(file: Path) -> Path:
+    """A file that exists, or the one in the package that is meant by `tiny` or `configs/tiny.toml`."""
+    if file.is_file():
+        return file
+    name = file.as_posix().removeprefix("configs/").removesuffix(".toml")
+    if name in shipped_configs():
+        return SHIPPED / f"{name}.toml"
+    near = difflib.get_close_matches(name, shipped_configs(), n=3)
+    fix = f"{'did you mean ' + ', '.join(near) + '? ' if near else ''}`merope train --list` shows the names"
+    raise invalid("config", "a TOML file, or the name of one in the package", str(file), fix)
 
 
 def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> Config:
@@ -29,16 +50,12 @@ def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> 
 
 
 def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
-    """The table of a file laid over that of its `base`, whose path is relative to the file."""
-    file = Path(file).resolve()
+    """The table of a file that `find_config` finds, laid over that of its `base`, whose path is relative to the file."""
+    file = find_config(Path(file)).resolve()
     if file in above:
         raise invalid("base", "a chain of files that ends", " → ".join(path.name for path in (*above, file)), "cut it")
     try:
         table = tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise invalid(
-            "config", "a TOML file", f"{file}, which is missing", "see configs/ for those that exist"
-        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
     base = table.pop("base", None)

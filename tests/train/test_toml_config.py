@@ -10,6 +10,7 @@ from scenes import random_poses
 
 from merope import Cameras, Pinhole, UnifiedCamera
 from merope.adapters.branch_config import make_carved_encoding, make_encoding, make_features
+from merope.cli import main
 from merope.train.build import world_clips
 from merope.train.config import CachedData, ModelSection, TrainConfig
 from merope.train.toml_config import build, merged, read_config, read_table
@@ -235,3 +236,25 @@ def test_values_of_another_type_are_refused(change: str, words: list[str]) -> No
 def test_lists_and_whole_numbers_do_for_tuples_and_floats() -> None:
     options = "branch.encoding_options={wavelengths_m=[1, 20], fractions=[0, 0.5, 1], frequencies=2, native_base=100}"
     assert read_config(TrainConfig, CONFIGS / "tiny.toml", [options]).branch != "none"
+
+
+@pytest.mark.parametrize("name", ["nuscenes/ucpe", "configs/nuscenes/ucpe.toml", "nuscenes/ucpe.toml"])
+def test_configs_of_the_package_are_found_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_path = read_config(TrainConfig, CONFIGS / "nuscenes" / "ucpe.toml")
+    monkeypatch.chdir(tmp_path)
+    assert read_config(TrainConfig, Path(name)) == by_path
+    assert main(["train", "nuscenes/ucp"]) == 2
+    assert "did you mean nuscenes/ucpe" in capsys.readouterr().err
+    assert main(["train", "--list"]) == 0
+    assert "nuscenes/ucpe " in capsys.readouterr().out
+    assert main(["train"]) == 2
+    assert "`merope train --list` shows the names" in capsys.readouterr().err
+
+
+def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(f"base = '{CONFIGS / 'tiny.toml'}'\n[run]\nsteps = 7\n")
+    assert read_config(TrainConfig, Path("tiny.toml")).run.steps == 7
+    assert read_config(TrainConfig, Path("tiny")).run.steps == 60
