@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -39,6 +40,11 @@ def train(config: TrainConfig) -> Path:
     try:
         with ExitStack() as held:
             return _train(config, ranks, held)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+        if "No space left on device" not in str(error) or str(config.run.out) in str(error):
+            raise
+        kept = "checkpoints stay as they are; make room and run the same command again"
+        raise OSError(f"no space is left to write {config.run.out}: {kept}") from None
     finally:
         parallel.stop()
 

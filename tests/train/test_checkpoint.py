@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystem
 
@@ -250,3 +251,32 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(
     assert "step-00000001; make room for it and run the same command again" in said
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert main(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("merope.train.loop.TrainingLog.step", OSError(errno.ENOSPC, "No space left on device")),
+        ("merope.train.loop.export", SafetensorError("I/O error: No space left on device (os error 28)")),
+    ],
+    ids=["log", "export"],
+)
+def test_other_files_that_do_not_fit_are_one_line_too(
+    newest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    error: Exception,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    out = newest.parents[1]
+    arguments = ["train", str(TINY)]
+    for change in (*SMALLER, f"run.out={out}", "run.steps=3"):
+        arguments += ["--set", change]
+    monkeypatch.setattr(place, full)
+    assert main(arguments) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"merope: no space is left to write {out}: checkpoints stay as they are; make room")
+    assert find_damage(newest, 0, 1) == ""
