@@ -140,13 +140,11 @@ def load_weights(place: Path, model: nn.Module, averaged: bool) -> None:
 def read_progress(place: Path) -> Progress:
     """Where the run of a checkpoint stood. All ranks call it; all raise `Damaged` if any file is not as written."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    found: list[str] = [find_damage(place, _rank(), ranks)]
+    found = [find_damage(place, _rank(), ranks)] * ranks
     if ranks > 1:
-        here, found = found[0], [""] * ranks
-        dist.all_gather_object(found, here)
-    for damage in found:
-        if damage:
-            raise Damaged(place, damage)
+        dist.all_gather_object(found, found[0])
+    if any(found):
+        raise Damaged(place, next(filter(None, found)))
     if not has_checksums(place) and _is_first():
         show_line(f"{place} has no checksums, as version 0.1.0 wrote it: damage in it would not be seen", keep=True)
     try:

@@ -37,7 +37,8 @@ def find_config(file: Path) -> Path:
     if name in shipped_configs():
         return SHIPPED / f"{name}.toml"
     near = difflib.get_close_matches(name, shipped_configs(), n=3)
-    fix = f"{'did you mean ' + ', '.join(near) + '? ' if near else ''}`merope train --list` shows the names"
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    fix = f"{guess}`merope train --list` shows the names"
     raise invalid("config", "a TOML file, or the name of one in the package", str(file), fix)
 
 
@@ -50,7 +51,7 @@ def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> 
 
 
 def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
-    """The table of a file that `find_config` finds, laid over that of its `base`, whose path is relative to the file."""
+    """The table of what `find_config` finds, laid over that of its `base`, whose path is relative to the file."""
     file = find_config(Path(file)).resolve()
     if file in above:
         raise invalid("base", "a chain of files that ends", " → ".join(path.name for path in (*above, file)), "cut it")
