@@ -102,15 +102,13 @@ def has_type(value: object, hint: Any) -> bool:
         return any(has_type(value, option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
-    if get_origin(hint) in (tuple, list):
-        if not isinstance(value, list | tuple):
-            return False
+    if get_origin(hint) in (tuple, list) and isinstance(value, list | tuple):
         items = get_args(hint)
         items = items[:1] * len(value) if get_origin(hint) is list or items[-1] is ... else items
         return len(items) == len(value) and all(map(has_type, value, items))
     if hint in (int, float):  # a bool is a number to Python
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    return isinstance(value, get_origin(hint) or hint)
 
 
 def type_name(hint: Any) -> str:

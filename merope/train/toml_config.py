@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from merope.adapters.branch_config import type_name
+from merope.adapters.branch_config import has_type, type_name
 from merope.errors import invalid
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -146,21 +146,12 @@ def _converted_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     for option in options:
         if option is not type(None) and _fits(option, value):
             return _converted(option, value, where)
-    expected = " or ".join(_described(option) for option in options if option is not type(None))
-    raise _wrong_type(where, expected, value)
+    raise _wrong_type(where, " or ".join(_described(option) for option in options if option is not type(None)), value)
 
 
 def _fits(option: Any, value: Any) -> bool:
-    """Whether a value has the outer form of a type, so that messages speak of the option that was meant."""
-    if is_dataclass(option) or get_origin(option) is dict:
-        return isinstance(value, dict)
-    if get_origin(option) in (tuple, list):
-        return isinstance(value, list)
-    if get_origin(option) is Literal:
-        return isinstance(value, str)
-    if option is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, str) if option is Path else type(value) is option
+    """Whether a value is meant as this option of several."""
+    return isinstance(value, dict) if is_dataclass(option) else has_type(value, str if option is Path else option)
 
 
 def _converted_tuple(hints: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
