@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import merope
 from merope import AttentionPlan, Cameras
-from merope.bench.provenance import commit
+from merope.train.provenance import commit
 
 SHAPES = {  # batch, cameras, rows, columns
     "1 × 13 × 9×16": (1, 13, 9, 16),

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import merope
 from merope import AttentionPlan, Cameras
-from merope.bench.provenance import commit, device_name
+from merope.train.provenance import commit, device_name
 
 ENCODINGS = ("rayrope", "crepe")
 CAMERAS, GRID, HEADS, REPEATS = 13, (9, 16), 3, 5

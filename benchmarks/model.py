@@ -67,8 +67,8 @@ from train_step import (
 )
 
 from merope.adapters.wan import detach
-from merope.bench.provenance import commit
 from merope.train.model import Model
+from merope.train.provenance import commit
 
 LOOP_STEPS = 50
 COMPRESSIONS = (2, 4, 8)

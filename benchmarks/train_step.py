@@ -25,7 +25,6 @@ from torch.profiler import ProfilerActivity, profile
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import attach
-from merope.bench.provenance import commit
 from merope.datasets.world_data import WorldData
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
@@ -35,6 +34,7 @@ from merope.train.config import ModelSection, RunSection, TrainConfig
 from merope.train.loop import build_optimiser, train_step
 from merope.train.model import Model
 from merope.train.parallel import Ranks
+from merope.train.provenance import commit
 from merope.train.streams import Examples
 
 WAN22_5B = {

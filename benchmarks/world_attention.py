@@ -20,13 +20,13 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from merope.bench.provenance import commit, device_name
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.given_paths import TRAINED
 from merope.formats.video import as_bytes
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.paper.analysis import recording
+from merope.train.provenance import commit, device_name
 from merope.world.commanded import FIRST_TEST_SEED
 from merope.world.render import render
 from merope.world.scene import World

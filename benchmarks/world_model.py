@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from merope.bench.generated import generate_clips
-from merope.bench.provenance import commit
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.given_paths import TRAINED
 from merope.evaluate.world_scores import score_clip
+from merope.train.provenance import commit
 from merope.world.commanded import WorldTest, clips_of_world, commanded_clips
 
 CPU = torch.device("cpu")

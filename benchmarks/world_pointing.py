@@ -31,10 +31,10 @@ import merope
 from merope import AttentionPlan, Cameras
 from merope.adapters.branch_config import make_encoding
 from merope.adapters.camera_attention import CameraAttention
-from merope.bench.provenance import commit, device_name
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
+from merope.train.provenance import commit, device_name
 from merope.train.toml_config import read_config
 from merope.world.clips import WorldClips, as_video
 from merope.world.render import correspondences, render

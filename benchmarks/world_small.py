@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from merope.bench.provenance import commit, steps_done
 from merope.train.config import TrainConfig
 from merope.train.loop import train
+from merope.train.provenance import commit, steps_done
 from merope.train.toml_config import read_config
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "world"

@@ -1,7 +1,9 @@
 """CameraBranchConfig: how cameras enter a transformer, and what follows from it for a model's heads and blocks."""
 
+import types
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from merope.adapters.camera_attention import QKNorm
 from merope.adapters.history import HistoryPath
@@ -60,7 +62,7 @@ class CameraBranchConfig:
         names = sorted(ADDITIVE if self.integration == "additive" else ENCODINGS)
         if self.encoding not in names:
             raise invalid("encoding", f"one of {names}", repr(self.encoding), f"{self.integration} takes these")
-        if not isinstance(self.compression, int) or self.compression < 1:
+        if not has_type(self.compression, int) or self.compression < 1:
             raise invalid("compression", "an int ≥ 1", repr(self.compression), "the paper uses 2, 4 and 8")
         if self.qk_norm not in (None, "rms"):
             raise invalid("qk_norm", 'None or "rms"', repr(self.qk_norm), "the paper's branch has none")
@@ -72,12 +74,18 @@ class CameraBranchConfig:
         self._check_history()
 
     def _check_options(self) -> None:
-        """Refuse options that the encoding does not have, now and not once a model is read."""
+        """Refuse options that the encoding does not have, or of another type, before a model is read."""
         kind: Any = ENCODINGS.get(self.encoding, LatitudeUp if self.encoding == "latitude_up" else RayFeatures)
         known = [option.name for option in fields(kind) if option.name not in DECIDED]
         unknown = sorted(set(self.encoding_options) - set(known))
         if unknown:
             raise invalid("encoding_options", f"among {known}", unknown, f"these are the options of {self.encoding}")
+        hints = get_type_hints(kind)
+        for name, value in self.encoding_options.items():
+            if not has_type(value, hints[name]):
+                expected, got = type_name(hints[name]), f"{value!r} ({type(value).__name__})"
+                fix = "write true or false, without quotes" if expected == "bool" else f"{self.encoding} takes that"
+                raise invalid(f"encoding_options.{name}", expected, got, fix)
 
     def _check_history(self) -> None:
         if self.history not in (None, "sa", "ca"):
@@ -86,6 +94,30 @@ class CameraBranchConfig:
         if self.history == "ca" and (self.integration != "parallel" or reads_tokens):
             got = f"{self.integration}, {self.encoding}"
             raise invalid('a branch with history "ca"', "parallel, of a geometric encoding", got, 'use history "sa"')
+
+
+def has_type(value: object, hint: Any) -> bool:
+    """Whether a value is what an annotation says. A list may stand for a tuple, a whole number for a float."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(has_type(value, option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if get_origin(hint) in (tuple, list) and isinstance(value, list | tuple):
+        items = get_args(hint)
+        items = items[:1] * len(value) if get_origin(hint) is list or items[-1] is ... else items
+        return len(items) == len(value) and all(map(has_type, value, items))
+    if hint in (int, float):  # a bool is a number to Python
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return isinstance(value, get_origin(hint) or hint)
+
+
+def type_name(hint: Any) -> str:
+    """An annotation as a person reads it: bool, 'rope' or 'so2', tuple[int, int]."""
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join("none" if option is type(None) else type_name(option) for option in get_args(hint))
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, int]:

@@ -37,18 +37,22 @@ class _Attachment:
     uncast: Any  # the transformer's `_skip_layerwise_casting_patterns` before
 
 
-def attach(transformer: WanTransformer3DModel, config: CameraBranchConfig | None = None) -> CameraBranch:
+def attach(
+    transformer: WanTransformer3DModel,
+    config: CameraBranchConfig | None = None,
+    dtype: torch.dtype | None = None,
+) -> CameraBranch:
     """Add a fresh camera branch; the output stays what it was until the branch is trained (not so for ReRoPE).
 
     Call it before torch.compile and before any sharding. From then on every forward needs
-    `attention_kwargs={"cameras": …}`.
+    `attention_kwargs={"cameras": …}`. `dtype` is that of the branch, by default its block's.
     """
     _check_transformer(transformer)
     if config is not None and not isinstance(config, CameraBranchConfig):
         fix = "pass CameraBranchConfig(encoding=…); a branch goes back on with save_pretrained and merope.load_branch"
         raise invalid("config", "a merope.CameraBranchConfig", type(config).__name__, fix)
     branch = CameraBranch.for_transformer(transformer, config or CameraBranchConfig())
-    _install(transformer, branch)
+    _install(transformer, branch, dtype)
     return branch
 
 

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from merope.adapters.wan import load_branch
-from merope.bench.provenance import device_name
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.video import as_bytes
@@ -22,6 +21,7 @@ from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
+from merope.train.provenance import device_name
 from merope.world.commanded import CommandedClip, WorldTest, commanded_clips
 
 CLIPS_ON_GPU, CLIPS_ON_CPU = 48, 3

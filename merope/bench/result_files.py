@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from merope.bench.generated import weights_digest
-from merope.bench.provenance import provenance, steps_done
 from merope.errors import invalid
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
+from merope.train.provenance import provenance, steps_done
 from merope.world.commanded import WorldTest
 
 Result = Mapping[str, Any]

@@ -22,7 +22,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from merope.bench.generated import generate_row
-from merope.bench.provenance import provenance, steps_done, timed_piece
 from merope.bench.result_files import (
     about_clips,
     check_nothing_is_trained_again,
@@ -47,6 +46,7 @@ from merope.formats.writing import replace_text
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.loop import train
+from merope.train.provenance import provenance, steps_done, timed_piece
 from merope.world.commanded import WorldTest
 
 WORKER_NICENESS = 10

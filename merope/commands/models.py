@@ -4,11 +4,20 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from merope.errors import invalid
+
+if TYPE_CHECKING:
+    from merope.train.config import TrainConfig
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, help="TOML file, see configs/")
+    parser.add_argument(
+        "config", type=Path, nargs="?", help="TOML file, or the name of one in the package, such as tiny"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+    parser.add_argument("--list", action="store_true", help="print the names of the configs in the package")
     parser.add_argument(
         "--export", type=Path, metavar="CHECKPOINT", help="write the trained folders of this step-… folder, no training"
     )
@@ -16,11 +25,16 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from merope.bench.provenance import steps_done
     from merope.train.config import TrainConfig
     from merope.train.loop import export_checkpoint, train
-    from merope.train.toml_config import read_config, read_table
+    from merope.train.provenance import steps_done
+    from merope.train.toml_config import read_config, read_table, shipped_configs
 
+    if options.list:
+        print("\n".join(f"{name:42} {about}" for name, about in shipped_configs().items()))
+        return 0
+    if options.config is None:
+        raise invalid("config", "a TOML file or a name", "none", "`merope train --list` shows the names")
     if "vae" in read_table(options.config):
         return _train_vae(options)
     config = read_config(TrainConfig, options.config, options.set)
@@ -28,8 +42,22 @@ def _train(options: argparse.Namespace) -> int:
     if options.export is None and steps_done(config) < config.run.steps:
         return 130  # stopped, which training has said; what follows in a script must not take it for done
     if os.environ.get("RANK", "0") == "0":  # of torchrun
+        trained = folder / "trained" if options.export is None else folder
         print(f"wrote {folder}")
+        print(f"drive it: {_driving_command(config, trained)}")
     return 0
+
+
+def _driving_command(config: "TrainConfig", trained: Path) -> str:
+    """What to run next with trained folders."""
+    is_pipeline = (trained / "model_index.json").exists()  # a model of pixels is written whole
+    if is_pipeline and config.branch != "none":
+        return f"merope demo --model {trained}"
+    words = ["merope generate --model", str(trained if is_pipeline else config.model.pretrained)]
+    words += ["--branch", "none" if config.branch == "none" else str(trained / "branch")]
+    if (trained / "transformer").exists() and not is_pipeline:
+        words += ["--transformer", str(trained / "transformer")]
+    return " ".join((*words, "--trajectory POSES --prompt TEXT --out clip.mp4"))
 
 
 def _train_vae(options: argparse.Namespace) -> int:

@@ -1,17 +1,18 @@
 """Checkpoints that are either whole or absent, written by any number of ranks and read by any other.
 
-    checkpoints/step-00000500/        torch.distributed.checkpoint: weights that are trained, optimiser, moving average
+    checkpoints/step-00000500/                  torch.distributed.checkpoint: trained weights, optimiser, moving average
     checkpoints/step-00000500/progress.json     step, place in the data, and what the run learns
+    checkpoints/step-00000500/sha256-0.json     checksums of the files that rank 0 wrote
 
-A checkpoint is written beside its place and renamed into it when all ranks are done, and renamed again before it is
-deleted, so that no moment of a crash leaves one that cannot be read.
+A checkpoint is written beside its place. It is renamed into it when all ranks are done, and renamed again before it is
+deleted. So no moment of a crash leaves one that cannot be read.
 """
 
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -29,10 +31,19 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from merope.draw.progress import show_line
 from merope.errors import invalid
+from merope.train.checkpoint_files import (
+    Damaged,
+    SafePlanner,
+    SafeReader,
+    find_damage,
+    has_checksums,
+    write_checksums,
+)
 
-PART, OLD = ".part", ".old"
-"""Endings of folders that are being written or deleted."""
+PART, OLD, DAMAGED = ".part", ".old", ".damaged"
+"""Endings of folders that are being written, being deleted, or set aside because they cannot be read."""
 
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 
@@ -61,12 +72,18 @@ def save(
         for left_over in (*folder.glob(f"step-*{PART}"), *folder.glob(f"step-*{OLD}")):
             shutil.rmtree(left_over)
     _wait()
-    with _one_process_is_meant():
-        tensors = _tensors(model, optimiser, average)
-        state_dict_saver.save(tensors, checkpoint_id=part, no_dist=not dist.is_initialized())
+    try:
+        with _one_process_is_meant():
+            tensors = _tensors(model, optimiser, average)
+            state_dict_saver.save(tensors, checkpoint_id=part, no_dist=not dist.is_initialized())
+        if _is_first():
+            (part / "progress.json").write_text(json.dumps(vars(progress), default=str, indent=1))
+            _flush(part / "progress.json")
+        _flush(write_checksums(part, _rank()))
+    except (CheckpointException, OSError) as error:
+        raise _not_written(part, error) from None
     _wait()
     if _is_first():
-        _write(part / "progress.json", json.dumps(vars(progress), default=str, indent=1))
         _flush(part)
         os.replace(part, place)
         _flush(folder)
@@ -76,35 +93,78 @@ def save(
     return place
 
 
-def load(place: Path, model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> Progress:
+def resume(
+    folder: Path,
+    check: Callable[[Progress], None],  # raises if the run must not go on
+    model: nn.Module,
+    optimiser: Optimizer,
+    average: dict[str, Tensor],
+) -> Progress | None:
+    """Load the newest checkpoint that can be read; None if there are none. Damaged ones make way for new ones."""
+    damaged: list[Damaged] = []
+    for place in reversed(complete(folder)):
+        try:
+            progress = read_progress(place)
+            check(progress)
+            load(place, model, optimiser, average)
+        except Damaged as error:
+            damaged.append(error)
+            continue
+        if _is_first():
+            _set_aside(damaged, place)
+        _wait()
+        return progress
+    if damaged:
+        got = "; ".join(f"{error.place.name}: {error.reason}" for error in damaged)
+        fix = "put a copy back, or delete them to begin anew"
+        raise invalid(str(folder), "a folder with a checkpoint that can be read", got, fix)
+    return None
+
+
+def load(place: Path, model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> None:
     """Fill model, optimiser and average in place, whatever ranks wrote them."""
     tensors = _tensors(model, optimiser, average)
-    with _one_process_is_meant():
-        state_dict_loader.load(tensors, checkpoint_id=place, no_dist=not dist.is_initialized())
+    _fill(tensors, place)
     set_model_state_dict(model, tensors["model"], options=TRAINED_ONLY)
     set_optimizer_state_dict(model, optimiser, tensors["optimiser"])
-    return read_progress(place)
 
 
 def load_weights(place: Path, model: nn.Module, averaged: bool) -> None:
     """Fill the trained weights of a model alone, for export and inference."""
     name = "average" if averaged else "model"
     tensors = {name: get_model_state_dict(model, options=TRAINED_ONLY)}
-    with _one_process_is_meant():
-        state_dict_loader.load(tensors, checkpoint_id=place, no_dist=not dist.is_initialized())
+    _fill(tensors, place)
     set_model_state_dict(model, tensors[name], options=TRAINED_ONLY)
 
 
 def read_progress(place: Path) -> Progress:
+    """Where the run of a checkpoint stood. All ranks call it; all raise `Damaged` if any file is not as written."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    found = [find_damage(place, _rank(), ranks)] * ranks
+    if ranks > 1:
+        dist.all_gather_object(found, found[0])
+    if any(found):
+        raise Damaged(place, next(filter(None, found)))
+    if not has_checksums(place) and _is_first():
+        show_line(f"{place} has no checksums, as version 0.1.0 wrote it: damage in it would not be seen", keep=True)
     try:
         return Progress(**json.loads((place / "progress.json").read_text()))
-    except FileNotFoundError:
-        raise invalid("checkpoint", "a folder with progress.json", str(place), "name a step-… folder") from None
+    except (ValueError, TypeError, RecursionError, OSError) as error:
+        raise Damaged(place, f"progress.json cannot be read: {error}") from None
 
 
 def complete(folder: Path) -> list[Path]:
-    """All whole checkpoints, the newest last."""
-    return sorted(place for place in folder.glob("step-*") if place.suffix not in (PART, OLD))
+    """All checkpoints that were written to the end, the newest last."""
+    return sorted(place for place in folder.glob("step-*") if not place.suffix)
+
+
+def _set_aside(damaged: list[Damaged], instead: Path) -> None:
+    for error in damaged:
+        aside = error.place.with_name(error.place.name + DAMAGED)
+        shutil.rmtree(aside, ignore_errors=True)
+        error.place.rename(aside)
+        kept = f"it is now {aside.name}, and the run goes on from {instead.name}"
+        show_line(f"{error.place.name} is damaged ({error.reason}); {kept}", keep=True)
 
 
 def _tensors(model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> dict[str, Any]:
@@ -115,6 +175,32 @@ def _tensors(model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor])
     }
 
 
+def _fill(tensors: dict[str, Any], place: Path) -> None:
+    try:
+        with _one_process_is_meant():
+            alone = not dist.is_initialized()
+            state_dict_loader.load(tensors, storage_reader=SafeReader(place), planner=SafePlanner(), no_dist=alone)
+    except CheckpointException as error:
+        raise Damaged(place, _cause(error)) from None
+
+
+def _not_written(part: Path, error: BaseException) -> OSError:
+    """What to tell the user. What was written of the checkpoint is removed: the disk may be full."""
+    if _is_first():
+        shutil.rmtree(part, ignore_errors=True)
+    older = complete(part.parent)
+    kept = f"the newest whole checkpoint is {older[-1]}" if older else "there is no older checkpoint"
+    fix = "make room for it and run the same command again"
+    return OSError(f"{part.with_suffix('')} could not be written: {_cause(error)}; {kept}; {fix}")
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong, on the first rank where it did."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 @contextmanager
 def _one_process_is_meant() -> Iterator[None]:
     """Without ranks torch warns that it assumes one process; that is what is meant."""
@@ -123,24 +209,21 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
-def _write(file: Path, text: str) -> None:
-    with file.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _flush(folder: Path) -> None:
-    """What a folder lists must reach the disk, too: new files and the rename itself."""
-    handle = os.open(folder, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    """Have a file, or what a folder lists, reach the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return _rank() == 0
 
 
 def _wait() -> None:

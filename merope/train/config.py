@@ -186,7 +186,7 @@ class TrainConfig:
 
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise invalid(name, f"at least {least}", value, "see merope/train/config.py for what it means")
+        raise invalid(name, f"at least {least}", value, "docs/training.md says what it means")
 
 
 def _probability(name: str, value: float) -> None:

@@ -1,18 +1,24 @@
 """What a run says about itself: a line on the terminal, TensorBoard, and one JSON line per logged step."""
 
 import json
-import sys
+import queue
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from merope.draw.progress import duration, show_line
+from merope.formats.writing import replace_text
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-OVERWRITE = "\r\x1b[K"
-"""Back to the beginning of a terminal's line, and empty it."""
+STALL_S = 300.0
+"""A step that takes longer is spoken of."""
 
 
 class TrainingLog:
@@ -42,18 +48,11 @@ class TrainingLog:
                 self.board.add_scalar(name, value, step)
         left_s = elapsed_s / done * (self.steps - step)
         text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        self._print(f"step {step}/{self.steps}  {text}  {_duration(left_s)} left", keep=show)
+        show_line(f"step {step}/{self.steps}  {text}  {duration(left_s)} left", keep=show)
 
     def say(self, text: str) -> None:
         if self.enabled:
-            self._print(text, keep=True)
-
-    def _print(self, line: str, keep: bool) -> None:
-        """Lines to keep; on a terminal also the others, each in the place of the last."""
-        if sys.stderr.isatty():
-            print(f"{OVERWRITE}{line}", end="\n" if keep else "", file=sys.stderr, flush=True)
-        elif keep:
-            print(line, file=sys.stderr, flush=True)
+            show_line(text, keep=True)
 
     def close(self) -> None:
         if self.board is not None:
@@ -63,16 +62,14 @@ class TrainingLog:
         """A run that went on from an older checkpoint does those steps again; a crash may have cut a line off."""
         if self.file.exists():
             rows = [line for line in self.file.read_text().splitlines() if _step_of(line) <= step]
-            part = self.file.with_suffix(".part")
-            part.write_text("".join(f"{row}\n" for row in rows))
-            part.replace(self.file)
+            replace_text(self.file, "".join(f"{row}\n" for row in rows))
 
 
 def _tensorboard(folder: Path, begun: int) -> "SummaryWriter | None":
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # numbers are in log.jsonl all the same
-        print("tensorboard is not installed: pip install 'merope[train]' for its logs", file=sys.stderr)
+        show_line("tensorboard is not installed: pip install 'merope[train]' for its logs", keep=True)
         return None
     return SummaryWriter(str(folder), purge_step=begun + 1 if begun else None)
 
@@ -84,6 +81,27 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+@contextmanager
+def stall_notice(rank: int) -> Iterator[Callable[[str], None]]:
+    """Say one line when a piece of work takes minutes. The caller names every piece as it begins.
+
+    A rank that is stopped makes all others wait inside torch without a word. Two ranks watch, so that one is awake.
+    """
+    begun: queue.Queue[str] = queue.Queue()
+
+    def watch() -> None:
+        work = begun.get()
+        while work:
+            try:
+                work = begun.get(timeout=STALL_S)
+            except queue.Empty:
+                why = "a rank may be stopped, or data or the disk may be slow"
+                show_line(f"rank {rank}: {work} is not done after {duration(STALL_S)}; {why}", keep=True)
+                work = begun.get()
+
+    if rank < 2:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield begun.put
+    finally:
+        begun.put("")

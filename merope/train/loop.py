@@ -10,19 +10,21 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from merope.errors import invalid
+from merope.formats.writing import replace_text
 from merope.train import checkpoint, parallel
 from merope.train.build import build_stream
 from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
-from merope.train.log import TrainingLog
+from merope.train.log import TrainingLog, stall_notice
 from merope.train.model import Model, build_model, export
 from merope.train.objective import VALIDATION, add_noise, clip_generator, loss_per_clip
 from merope.train.parallel import Ranks
-from merope.train.samples import write_sample
+from merope.train.samples import check_packages, write_sample
 from merope.train.streams import Examples, Stream
 from merope.train.vae_config import VaeTrainConfig
 
@@ -37,6 +39,11 @@ def train(config: TrainConfig) -> Path:
     try:
         with ExitStack() as held:
             return _train(config, ranks, held)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+        if "No space left on device" not in str(error) or str(config.run.out) in str(error):
+            raise
+        kept = "checkpoints stay as they are; make room and run the same command again"
+        raise OSError(f"no space is left to write {config.run.out}: {kept}") from None
     finally:
         parallel.stop()
 
@@ -44,6 +51,8 @@ def train(config: TrainConfig) -> Path:
 def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     out = config.run.out
     config.data.check_files()
+    if config.run.sample_every:
+        check_packages()
     model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
     stream = build_stream(config, model, ranks)
     if config.parallel.context > 1:
@@ -55,12 +64,13 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
         hold(out, held)
     done = resume(config, model, optimiser, average, stream)
     if ranks.is_first:
-        (out / "config.json").write_text(json.dumps(asdict(config), default=str, indent=1))
+        replace_text(out / "config.json", json.dumps(asdict(config), default=str, indent=1))
     log = TrainingLog(out, config.run.steps, done, config.run.batch_size, ranks.is_first)
     trained, all_parameters = model.parameter_counts()
     log.say(f"{trained:,} of {all_parameters:,} parameters are trained; {done} of {config.run.steps} steps are done")
-    with stop_requests() as stop_wanted:
+    with stop_requests() as stop_wanted, stall_notice(ranks.rank) as begin:
         for step in range(done, config.run.steps):
+            begin(f"step {step + 1}")
             loss, norm = train_step(config, model, stream, optimiser, ranks, step)
             update_average(average, model.transformer, config.optimiser.ema_decay)
             numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step)}
@@ -86,9 +96,9 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
 
 
 def hold(out: Path, held: ExitStack) -> None:
-    """Refuse a folder that another run is writing to: each would delete what the other has half written.
+    """Lock the run's folder. A folder that another run writes to is refused: each would delete the other's files.
 
-    A job that was put back into the queue may begin while the one before it still writes its last checkpoint.
+    This happens when a job goes back into a queue and begins again while its last checkpoint is still being written.
     """
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -209,16 +219,17 @@ def update_average(average: dict[str, Tensor], model: nn.Module, decay: float | 
 def resume(
     config: TrainConfig, model: Model, optimiser: Optimizer, average: dict[str, Tensor], stream: Stream
 ) -> int:  # steps that are done
-    """Go on from the newest checkpoint of the folder, refused when that run learnt something else."""
-    places = checkpoint.complete(config.run.out / "checkpoints")
-    if not places:
+    """Go on from the newest checkpoint that can be read. A run that learnt something else is refused."""
+
+    def check(before: checkpoint.Progress) -> None:
+        check_same_run(before.learnt, config)
+        if before.step > config.run.steps:
+            fix = "ask for more steps, or use another run.out"
+            raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
+
+    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.transformer, optimiser, average)
+    if progress is None:
         return 0
-    before = checkpoint.read_progress(places[-1])
-    check_same_run(before.learnt, config)
-    if before.step > config.run.steps:
-        fix = "ask for more steps, or use another run.out"
-        raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
-    progress = checkpoint.load(places[-1], model.transformer, optimiser, average)
     stream.load_state_dict(progress.data)
     return progress.step
 
@@ -227,8 +238,8 @@ def resume(
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Whether SIGTERM or Ctrl-C has come; the loop then ends after its step. A second Ctrl-C ends it at once.
 
-    Who listened before hears of it when the loop has ended, not sooner: a listener may end the program. One that trains
-    several models must not begin the next one, even if the signal came in the last step of this one.
+    Handlers that were set before are called when the loop has ended: one of them may end the program. A program that
+    trains several models thus learns of a signal that came in the last step of one, and does not begin the next.
     """
     asked: list[int] = []
 

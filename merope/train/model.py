@@ -110,13 +110,9 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     transformer.requires_grad_(config.model.trainable == "all")
     if config.branch != "none":
         torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
-        fresh = CameraBranch.for_transformer(transformer, config.branch)
+        branch = attach(transformer, config.branch, dtype=torch.float32)  # a base in bf16 would round it
         if config.model.pretrained_branch is not None:
-            saved = _saved_branch(config.model.pretrained_branch, transformer, fresh)
-            fresh.load_state_dict(saved.state_dict())
-        branch = attach(transformer, config.branch)  # in the precision of the base model, which would round it
-        for index, processor in branch.processors().items():
-            processor.requires_grad_(True).to(torch.float32).load_state_dict(fresh.processors()[index].state_dict())
+            _load_saved(config.model.pretrained_branch, transformer, branch)
     if config.model.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
     transformer.train()
@@ -127,16 +123,16 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     return Model(pipeline, config.model.precision, device, config.objective.prefix_frames)
 
 
-def _saved_branch(folder: Path, transformer: WanTransformer3DModel, like: CameraBranch) -> CameraBranch:
-    """The branch of a folder, refused if it is incomplete or not of the kind that the config describes."""
+def _load_saved(folder: Path, transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+    """Fill a branch from a folder, refused if that is incomplete or of another kind than the config describes."""
     if not folder.is_dir():
         raise invalid("model.pretrained_branch", "the folder of a saved branch", folder, "train one, or leave it out")
     saved = read_branch(folder, transformer)
-    differing = [name for name in KIND_OF_BRANCH if _as_json(saved.config[name]) != _as_json(like.config[name])]
+    differing = [name for name in KIND_OF_BRANCH if _as_json(saved.config[name]) != _as_json(branch.config[name])]
     if differing:
         got = ", ".join(f"{name} = {saved.config[name]}" for name in differing)
         raise invalid("model.pretrained_branch", "a branch like that of [branch]", got, "make [branch] the same")
-    return saved
+    branch.load_state_dict(saved.state_dict())
 
 
 def _as_json(value: object) -> str:

@@ -6,13 +6,19 @@ import torch
 from torch import Tensor
 
 from merope.draw.birdseye import birdseye_image
-from merope.formats.video import write_video
+from merope.formats.video import as_bytes, write_video
 from merope.train.model import Model
 from merope.train.streams import Examples
 
 SAMPLE_FPS = 8.0
 LEAST_HEIGHT = 256
 """Small models make small pictures; they are enlarged by whole factors to be seen."""
+
+
+def check_packages() -> None:
+    """Fail before the first step where samples could not be written after many."""
+    import av  # noqa: F401
+    from PIL import Image  # noqa: F401
 
 
 @torch.no_grad()
@@ -25,13 +31,13 @@ def write_sample(
 ) -> None:
     """Generate a clip from its prefix and cameras; all ranks take part, one writes."""
     pipeline = model.pipeline
-    true = as_uint8(pipeline.decode_latents(examples.clean))[0]
+    true = video_bytes(pipeline.decode_latents(examples.clean))[0]
     pipeline.transformer.eval()
     pipeline.set_progress_bar_config(disable=True)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=model.precision == "bf16"):
         latents = generated_latents(model, examples, true, steps)
     pipeline.transformer.train()
-    video = as_uint8(pipeline.decode_latents(latents))[0]
+    video = video_bytes(pipeline.decode_latents(latents))[0]
     if write:
         path = examples.cameras.world_from_camera[0].cpu()
         write_video(side_by_side(true.cpu(), video.cpu(), path), file, SAMPLE_FPS)
@@ -76,5 +82,5 @@ def side_by_side(
     return video[:, : height // 2 * 2, : video.shape[2] // 2 * 2]
 
 
-def as_uint8(video: Tensor) -> Tensor:  # [B, 3, T, H, W] in [−1, 1] -> uint8 [B, T, H, W, 3]
-    return ((video.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 4, 1)
+def video_bytes(video: Tensor) -> Tensor:  # [B, 3, T, H, W] in [−1, 1] -> uint8 [B, T, H, W, 3]
+    return as_bytes((video.permute(0, 2, 3, 4, 1).float() + 1) / 2)

@@ -1,7 +1,8 @@
 """TOML files as frozen dataclasses: every key is known, every value has the declared type, or the file is refused.
 
 A file may name another one as its `base`: it then only says what differs, so that a baseline or an ablation is a few
-lines. Command lines add `--set section.key=value`, the value written as in TOML.
+lines. Command lines add `--set section.key=value`, the value written as in TOML; there, words need no quotes, and True
+and False may be written as in Python.
 """
 
 import difflib
@@ -13,10 +14,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from merope.adapters.branch_config import has_type, type_name
 from merope.errors import invalid
+
+SHIPPED = Path(__file__).parents[1] / "configs"
+"""The configs of the package; in a checkout a link to configs/."""
 
 Config = TypeVar("Config")
 Table = dict[str, Any]
+
+
+def shipped_configs() -> dict[str, str]:
+    """Names of the configs in the package, each with the first line of its comment."""
+    files = {file.relative_to(SHIPPED).with_suffix("").as_posix(): file for file in SHIPPED.rglob("*.toml")}
+    return {name: files[name].read_text().splitlines()[0].removeprefix("# ") for name in sorted(files)}
+
+
+def find_config(file: Path) -> Path:
+    """A file that exists, or the one in the package that is meant by `tiny` or `configs/tiny.toml`."""
+    if file.is_file():
+        return file
+    name = file.as_posix().removeprefix("configs/").removesuffix(".toml")
+    if name in shipped_configs():
+        return SHIPPED / f"{name}.toml"
+    near = difflib.get_close_matches(name, shipped_configs(), n=3)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    fix = f"{guess}`merope train --list` shows the names"
+    raise invalid("config", "a TOML file, or the name of one in the package", str(file), fix)
 
 
 def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> Config:
@@ -28,16 +52,12 @@ def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> 
 
 
 def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
-    """The table of a file laid over that of its `base`, whose path is relative to the file."""
-    file = Path(file).resolve()
+    """The table of what `find_config` finds, laid over that of its `base`, whose path is relative to the file."""
+    file = find_config(Path(file)).resolve()
     if file in above:
         raise invalid("base", "a chain of files that ends", " → ".join(path.name for path in (*above, file)), "cut it")
     try:
         table = tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise invalid(
-            "config", "a TOML file", f"{file}, which is missing", "see configs/ for those that exist"
-        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
     base = table.pop("base", None)
@@ -59,6 +79,7 @@ def _parsed_change(change: str) -> Table:
     key, equals, value = change.partition("=")
     if not equals:
         raise invalid("--set", "key=value", repr(change), "for example --set run.steps=100")
+    value = {"True": "true", "False": "false"}.get(value.strip(), value)
     try:
         parsed = tomllib.loads(f"{key.strip()} = {value}")
     except tomllib.TOMLDecodeError:  # a bare word is a string: nobody wants to quote quotes in a shell
@@ -116,9 +137,7 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
         return Path(value).expanduser()
     if isinstance(hint, type) and type(value) is hint:
         return value
-    raise invalid(
-        f"config key {where}", _described(hint), f"{value!r} ({type(value).__name__})", "write it as in configs/"
-    )
+    raise _wrong_type(where, _described(hint), value)
 
 
 def _of_kind(kinds: Mapping[str, Any], value: Any, where: str) -> Any:
@@ -138,21 +157,12 @@ def _converted_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     for option in options:
         if option is not type(None) and _fits(option, value):
             return _converted(option, value, where)
-    expected = " or ".join(_described(option) for option in options if option is not type(None))
-    raise invalid(f"config key {where}", expected, f"{value!r} ({type(value).__name__})", "write it as in configs/")
+    raise _wrong_type(where, " or ".join(_described(option) for option in options if option is not type(None)), value)
 
 
 def _fits(option: Any, value: Any) -> bool:
-    """Whether a value has the outer form of a type, so that messages speak of the option that was meant."""
-    if is_dataclass(option) or get_origin(option) is dict:
-        return isinstance(value, dict)
-    if get_origin(option) in (tuple, list):
-        return isinstance(value, list)
-    if get_origin(option) is Literal:
-        return isinstance(value, str)
-    if option is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, str) if option is Path else type(value) is option
+    """Whether a value is meant as this option of several."""
+    return isinstance(value, dict) if is_dataclass(option) else has_type(value, str if option is Path else option)
 
 
 def _converted_tuple(hints: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
@@ -166,6 +176,13 @@ def _converted_tuple(hints: tuple[Any, ...], value: list[Any], where: str) -> tu
 
 
 def _described(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    return "a table" if is_dataclass(hint) or get_origin(hint) is dict else getattr(hint, "__name__", str(hint))
+    return "a table" if is_dataclass(hint) or get_origin(hint) is dict else type_name(hint)
+
+
+def _wrong_type(where: str, expected: str, value: Any) -> ValueError:
+    fix = "write it as in configs/"
+    if expected == "bool":
+        fix = "write true or false, without quotes"
+    elif isinstance(value, bool) and expected in ("str", "Path"):
+        fix = f"put it in quotes: '\"{value}\"'"
+    return invalid(f"config key {where}", expected, f"{value!r} ({type(value).__name__})", fix)

@@ -166,13 +166,14 @@ def validate(run: VaeRun) -> float:
 
 
 def resume(run: VaeRun) -> tuple[int, float]:  # steps that are done, seconds that they took
-    """Go on from the newest checkpoint of the folder, refused when that run learnt something else."""
-    places = checkpoint.complete(run.config.run.out / "checkpoints")
-    if not places:
-        return 0, 0.0
-    check_same_run(checkpoint.read_progress(places[-1]).learnt, run.config)
-    progress = checkpoint.load(places[-1], run.vae, run.optimiser, run.average)
-    return progress.step, float(progress.data["elapsed_s"])
+    """Go on from the newest checkpoint that can be read. A run that learnt something else is refused."""
+
+    def check(before: checkpoint.Progress) -> None:
+        check_same_run(before.learnt, run.config)
+
+    folder = run.config.run.out / "checkpoints"
+    progress = checkpoint.resume(folder, check, run.vae, run.optimiser, run.average)
+    return (0, 0.0) if progress is None else (progress.step, float(progress.data["elapsed_s"]))
 
 
 def export_vae_checkpoint(config: VaeTrainConfig, place: Path) -> Path:

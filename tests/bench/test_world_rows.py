@@ -18,13 +18,13 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from merope.bench import provenance as source
 from merope.bench import rows
 from merope.bench.generated import generate_row, generated_file
 from merope.bench.result_files import is_scored
 from merope.bench.rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
 from merope.bench.scores import floor_file, with_seed
 from merope.bench.table import Row, group_table, read_rows, tables
+from merope.train import provenance as source
 from merope.train.build import world_clips
 from merope.train.checkpoint import complete
 from merope.train.config import TrainConfig
@@ -314,5 +314,5 @@ def test_a_tree_says_its_commit_and_an_installation_what_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEROPE_COMMIT", "abc")
-    monkeypatch.setattr(source, "__file__", str(tmp_path / "merope" / "bench" / "provenance.py"))
+    monkeypatch.setattr(source, "__file__", str(tmp_path / "merope" / "train" / "provenance.py"))
     assert source.commit() == "abc"

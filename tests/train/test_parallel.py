@@ -1,13 +1,16 @@
 """Sharded, replicated and split over frames: every topology does the same steps as one process."""
 
 import json
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from merope.train import checkpoint
+from merope.train import checkpoint, log, loop
 from merope.train.config import ParallelSection
 from merope.train.loop import export_checkpoint, train
 from merope.train.parallel import mesh_sizes
@@ -103,3 +106,22 @@ def test_mesh_sizes_fill_the_ranks_or_are_refused() -> None:
         mesh_sizes(ParallelSection(replicate=4), 6)
     with pytest.raises(ValueError, match="3 × 1 × 1"):
         mesh_sizes(ParallelSection(replicate=3), 1)
+
+
+def stop_the_second_rank(out: Path) -> None:
+    torch.set_num_threads(1)
+    log.STALL_S = 0.3
+    if os.environ["RANK"] == "1":
+        train_step = loop.train_step
+
+        def late(*given: Any) -> tuple[float, float]:  # as one that was sent SIGSTOP
+            time.sleep(1.5)
+            return train_step(*given)
+
+        loop.train_step = late
+    train(tiny_config(out, "run.steps=1"))
+
+
+def test_a_rank_that_waits_for_another_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_ranks(2, stop_the_second_rank, tmp_path)
+    assert "rank 0: step 1 is not done after 0 s; a rank may be stopped" in capfd.readouterr().err

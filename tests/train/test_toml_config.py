@@ -10,6 +10,7 @@ from scenes import random_poses
 
 from merope import Cameras, Pinhole, UnifiedCamera
 from merope.adapters.branch_config import make_carved_encoding, make_encoding, make_features
+from merope.cli import main
 from merope.datasets.cache import CachedData
 from merope.train.build import world_clips
 from merope.train.config import ModelSection, TrainConfig
@@ -187,3 +188,74 @@ def test_a_model_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.model.pretrained == "/home/someone/wan"
     table["model"] = {"pretrained": "Wan-AI/Wan2.2-TI2V-5B-Diffusers"}
     assert build(TrainConfig, table).model.pretrained == "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+
+
+OFF = ("false", "False", " False ")
+NOT_OFF = ("no", "off", "0", '"false"', '"False"', "FALSE")
+
+
+@pytest.mark.parametrize("key", ["branch.encoding_options.disparity", "branch.encoding_options.transform_values"])
+def test_an_ablation_is_made_or_refused(key: str) -> None:
+    """A string is true to Python: the component would stay on without a word."""
+    option = key.split(".")[-1]
+    for value in OFF:
+        branch = read_config(TrainConfig, CONFIGS / "tiny.toml", [f"{key}={value}"]).branch
+        assert branch != "none"
+        assert branch.encoding_options[option] is False
+    for value in NOT_OFF:
+        with pytest.raises(ValueError, match=rf"encoding_options\.{option} must be bool, got .*; write true or false"):
+            read_config(TrainConfig, CONFIGS / "tiny.toml", [f"{key}={value}"])
+
+
+def test_booleans_of_a_config_are_spelled_in_two_ways_and_no_other() -> None:
+    for value in OFF:
+        assert not read_config(TrainConfig, CONFIGS / "tiny.toml", [f"model.compile={value}"]).model.compile
+    for value in NOT_OFF:
+        with pytest.raises(ValueError, match=r"model\.compile must be bool, got .*; write true or false"):
+            read_config(TrainConfig, CONFIGS / "tiny.toml", [f"model.compile={value}"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("run.steps=True", ["run.steps must be int", "True (bool)"]),
+        ("run.out=False", ["run.out must be Path", "False (bool)", "put it in quotes"]),
+        ("optimiser.learning_rate=True", ["optimiser.learning_rate must be float", "True (bool)"]),
+        ("branch.encoding_options.direction_scale=True", ["direction_scale must be float or none", "True (bool)"]),
+        ("branch.encoding_options.frequencies=1.5", ["frequencies must be int or none", "1.5 (float)"]),
+        ("branch.encoding_options.wavelengths_m=[1.0]", ["wavelengths_m must be tuple[float, float]", "[1.0] (list)"]),
+        ("branch.encoding_options.fractions=[0, true]", ["fractions must be tuple[float, ...]"]),
+        ("branch.encoding_options.anchor_frame=min", ["anchor_frame must be 'minrot' or 'transport'", "'min' (str)"]),
+    ],
+)
+def test_values_of_another_type_are_refused(change: str, words: list[str]) -> None:
+    with pytest.raises(ValueError, match="must be") as error:
+        read_config(TrainConfig, CONFIGS / "tiny.toml", [change])
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_lists_and_whole_numbers_do_for_tuples_and_floats() -> None:
+    options = "branch.encoding_options={wavelengths_m=[1, 20], fractions=[0, 0.5, 1], frequencies=2, native_base=100}"
+    assert read_config(TrainConfig, CONFIGS / "tiny.toml", [options]).branch != "none"
+
+
+@pytest.mark.parametrize("name", ["nuscenes/ucpe", "configs/nuscenes/ucpe.toml", "nuscenes/ucpe.toml"])
+def test_configs_of_the_package_are_found_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_path = read_config(TrainConfig, CONFIGS / "nuscenes" / "ucpe.toml")
+    monkeypatch.chdir(tmp_path)
+    assert read_config(TrainConfig, Path(name)) == by_path
+    assert main(["train", "nuscenes/ucp"]) == 2
+    assert "did you mean nuscenes/ucpe" in capsys.readouterr().err
+    assert main(["train", "--list"]) == 0
+    assert "nuscenes/ucpe " in capsys.readouterr().out
+    assert main(["train"]) == 2
+    assert "`merope train --list` shows the names" in capsys.readouterr().err
+
+
+def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(f"base = '{CONFIGS / 'tiny.toml'}'\n[run]\nsteps = 7\n")
+    assert read_config(TrainConfig, Path("tiny.toml")).run.steps == 7
+    assert read_config(TrainConfig, Path("tiny")).run.steps == 60

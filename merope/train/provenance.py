@@ -43,7 +43,7 @@ def device_name(device: torch.device) -> str:
 def steps_done(config: TrainConfig) -> int:
     """Steps of a run's newest checkpoint."""
     places = checkpoint.complete(config.run.out / "checkpoints")
-    return checkpoint.read_progress(places[-1]).step if places else 0
+    return int(places[-1].name.removeprefix("step-")) if places else 0
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def timed_piece(config: TrainConfig) -> Iterator[None]:
 
 
 def provenance(config: TrainConfig) -> dict[str, Any]:
-    """What a result row says about its run. `trained_s` is None if pieces were killed before they could be recorded."""
+    """What a result row says about its run. `trained_s` is None if a piece was killed before it could be recorded."""
     pieces = _lines(config.run.out / "pieces.jsonl")
     whole = _cover(pieces, config.run.steps)
     log = _lines(config.run.out / "log.jsonl")
