@@ -7,6 +7,7 @@ The branch lives in attention processors, diffusers' own extension point: no mod
 no key of its state dict changes.
 """
 
+import threading
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -25,6 +26,9 @@ from merope.errors import invalid
 ATTACHMENT = "_merope_attachment"
 PROCESSOR = r"attn1\.processor"
 GROUP_OFFLOADING = "group_offloading"  # diffusers' name of the hook
+
+_CHANGING = threading.Lock()
+"""Held while a branch is put on or taken off: one thread at a time."""
 
 
 @dataclass
@@ -70,15 +74,16 @@ def load_branch(
 def detach(transformer: WanTransformer3DModel) -> CameraBranch:
     """Take the branch off: the base model is as it was, with its own keys. The branch is returned, whole."""
     transformer = _uncompiled(transformer)
-    attachment = transformer.__dict__.pop(ATTACHMENT, None)
-    if attachment is None:
-        raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
-    for hook in attachment.hooks:
-        hook.remove()
-    transformer._skip_layerwise_casting_patterns = attachment.uncast
-    for index, processor in attachment.branch.processors().items():
-        _self_attention(transformer, index).set_processor(processor.base)
-        processor.base = None
+    with _CHANGING:
+        attachment = _attachment(transformer)
+        attachment.inputs.close()
+        del transformer.__dict__[ATTACHMENT]
+        for hook in attachment.hooks:
+            hook.remove()
+        transformer._skip_layerwise_casting_patterns = attachment.uncast
+        for index, processor in attachment.branch.processors().items():
+            _self_attention(transformer, index).set_processor(processor.base)
+            processor.base = None
     return attachment.branch
 
 
@@ -89,15 +94,24 @@ def attached_branch(transformer: WanTransformer3DModel) -> CameraBranch | None:
 
 
 def camera_input(transformer: WanTransformer3DModel) -> CameraInput:
-    """The hooks of a transformer with a branch, for those who make conditions of their own (its `branch`)."""
-    attachment = transformer.__dict__.get(ATTACHMENT)
+    """The hooks of a transformer with a branch."""
+    return _attachment(transformer).inputs
+
+
+def _attachment(transformer: WanTransformer3DModel) -> _Attachment:
+    attachment: _Attachment | None = transformer.__dict__.get(ATTACHMENT)
     if attachment is None:
         raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
-    inputs: CameraInput = attachment.inputs
-    return inputs
+    return attachment
 
 
 def _install(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: torch.dtype | None = None) -> None:
+    with _CHANGING:
+        _check_transformer(transformer)  # again: another thread may have been faster
+        _install_alone(transformer, branch, dtype)
+
+
+def _install_alone(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: torch.dtype | None) -> None:
     _check_replaced(transformer, branch)
     _check_unmoved(transformer, branch)
     for index, processor in branch.processors().items():
@@ -114,7 +128,7 @@ def _install(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: to
         transformer.register_forward_pre_hook(_check_processors),
         transformer.register_forward_pre_hook(inputs.before_forward, with_kwargs=True),
         transformer.rope.register_forward_hook(inputs.after_rope),
-        transformer.register_forward_hook(inputs.after_forward),
+        transformer.register_forward_hook(inputs.after_forward, always_call=True),
     ]
     uncast = transformer._skip_layerwise_casting_patterns
     transformer.__dict__[ATTACHMENT] = _Attachment(branch, inputs, hooks, uncast)

@@ -20,6 +20,7 @@ from diffusers.utils.torch_utils import get_module_execution_device, randn_tenso
 from torch import Tensor
 from transformers import AutoTokenizer, UMT5EncoderModel
 
+from merope.adapters.conditioning import CameraCondition
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attached_branch
 from merope.errors import invalid
@@ -156,9 +157,9 @@ class CameraVideoPipeline(WanPipeline):
         if clean_frames is not None:
             clean = self.encode_frames(clean_frames).to(device).expand(batch, -1, -1, -1, -1)
         if cameras is not None:
-            references = history.encoded(self.encode_frames) if isinstance(history, HistoryFrames) else history
-            given = attention_kwargs or {}
-            attention_kwargs = {**given, **self._camera_conditions(cameras, latents, references, given.get("times"))}
+            attention_kwargs = dict(attention_kwargs or {})
+            times = attention_kwargs.pop("times", None)
+            attention_kwargs["cameras"] = self._prepared(cameras, latents, history, times)
 
         self.scheduler.set_timesteps(num_inference_steps, device=device)
         self.scheduler.set_begin_index(0)
@@ -198,18 +199,15 @@ class CameraVideoPipeline(WanPipeline):
         rows, columns = self.strides.latent_size(height, width)
         return batch, self.transformer.config.in_channels, self.strides.latent_frames(num_frames), rows, columns
 
-    def _camera_conditions(
-        self, cameras: Cameras, latents: Tensor, history: HistoryReferences | None, times: Any
-    ) -> dict[str, Any]:
-        """What the branch takes: the cameras of latent frames, whose plan it makes once, or that plan if compiled."""
-        of_latents = latent_cameras(cameras, self.strides.frames).to(latents.device)
-        is_wrapped, in_place = hasattr(self.transformer, "_orig_mod"), self.transformer._compiled_call_impl is not None
-        if not (is_wrapped or in_place):  # by torch.compile
-            return {"cameras": of_latents} if history is None else {"cameras": of_latents, "history": history}
+    def _prepared(
+        self, cameras: Cameras, latents: Tensor, history: HistoryFrames | HistoryReferences | None, times: Any
+    ) -> CameraCondition:
+        """The cameras of the latent frames made ready, once for all steps and both passes of guidance."""
         branch = attached_branch(self.transformer)
         assert branch is not None
-        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, history)
-        return {"cameras": ready, "times": None}
+        references = history.encoded(self.encode_frames) if isinstance(history, HistoryFrames) else history
+        of_latents = latent_cameras(cameras, self.strides.frames)
+        return branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references)
 
     def _embedded(self, text: Text, batch: int, max_sequence_length: int) -> Embeddings:
         """Prompts as WanPipeline embeds them, one per clip. No text is a zero vector, which is how Wan pads."""
