@@ -78,4 +78,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'merope' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_NEEDS_DIFFUSERS[name]), name)
+    try:
+        return getattr(import_module(_NEEDS_DIFFUSERS[name]), name)
+    except ModuleNotFoundError as error:
+        message = f"merope.{name} needs {error.name}, which is not installed: pip install 'merope[wan]'"
+        raise ModuleNotFoundError(message, name=error.name) from error

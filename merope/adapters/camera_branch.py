@@ -111,6 +111,17 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         with transformer.device:  # large branches are made where they will live
             return cls(base=base, **options)
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """As diffusers' own; weights that are not numbers are refused, because they would make every frame black."""
+        loaded = super().from_pretrained(*args, **options)
+        branch = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, weight in branch.state_dict().items():
+            if not weight.is_meta and not bool(weight.isfinite().all()):  # missing ones are for others to tell
+                fix = "the file is damaged or its training diverged: take an earlier one"
+                raise invalid(f"the branch's weight {name}", "finite", "NaN or inf", fix)
+        return loaded
+
     def _parallel(self) -> CameraProcessor:
         config, base = self.config, self.config["base"]
         heads, self.head_dim = branch_heads(

@@ -166,6 +166,7 @@ class CameraVideoPipeline(WanPipeline):
         latents = self._denoise(
             latents, clean, embeddings, attention_kwargs, callback_on_step_end, callback_on_step_end_tensor_inputs
         )
+        _check_finite(latents, "the sampled latents")
         frames = latents if output_type == "latent" else self._decoded(latents, output_type)
         self.maybe_free_model_hooks()
         return CameraVideoOutput(frames=frames) if return_dict else (frames,)
@@ -342,7 +343,16 @@ class CameraVideoPipeline(WanPipeline):
         return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
 
     def _decoded(self, latents: Tensor, output_type: str) -> Any:
-        return self.video_processor.postprocess_video(self.decode_latents(latents), output_type=output_type)
+        video = self.decode_latents(latents)
+        _check_finite(video, "the decoded frames")
+        return self.video_processor.postprocess_video(video, output_type=output_type)
+
+
+def _check_finite(made: Tensor, name: str) -> None:
+    """Refuse what would be written as black frames."""
+    if not bool(made.isfinite().all()):
+        fix = "check the weights of transformer, branch and VAE; float16 may overflow where bfloat16 does not"
+        raise invalid(name, "finite", "NaN or inf", fix)
 
 
 def _with_prefix(latents: Tensor, clean: Tensor) -> Tensor:  # [B, C, T, h, w], [B, C, K, h, w] -> [B, C, T, h, w]
