@@ -81,5 +81,6 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(_NEEDS_DIFFUSERS[name]), name)
     except ModuleNotFoundError as error:
-        message = f"merope.{name} needs {error.name}, which is not installed: pip install 'merope[wan]'"
+        package = (error.name or "").partition(".")[0]
+        message = f"merope.{name} needs {package}, which is not installed: pip install 'merope[wan]'"
         raise ModuleNotFoundError(message, name=error.name) from error
