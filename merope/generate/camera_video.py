@@ -35,7 +35,7 @@ from merope.generate.conditions import (
     latent_cameras,
     prefix_tensor,
 )
-from merope.generate.history_frames import HistoryFrames, check_history
+from merope.generate.history_frames import check_history
 from merope.generate.strides import VideoStrides
 from merope.generate.text import Embeddings, Text
 from merope.geometry.cameras import Cameras
@@ -100,7 +100,7 @@ class CameraVideoPipeline(WanPipeline):
         prompt: str | list[str] | None = None,
         cameras: Cameras | None = None,
         prefix: Frames | None = None,
-        history: HistoryFrames | HistoryReferences | None = None,
+        history: HistoryReferences | None = None,
         negative_prompt: str | list[str] | None = None,
         height: int = 288,
         width: int = 512,
@@ -201,12 +201,12 @@ class CameraVideoPipeline(WanPipeline):
         return batch, self.transformer.config.in_channels, self.strides.latent_frames(num_frames), rows, columns
 
     def _prepared(
-        self, cameras: Cameras, latents: Tensor, history: HistoryFrames | HistoryReferences | None, times: Any
+        self, cameras: Cameras, latents: Tensor, history: HistoryReferences | None, times: Any
     ) -> CameraCondition:
         """The cameras of the latent frames made ready, once for all steps and both passes of guidance."""
         branch = attached_branch(self.transformer)
         assert branch is not None
-        references = history.encoded(self.encode_frames) if isinstance(history, HistoryFrames) else history
+        references = None if history is None else history.encoded(self.encode_frames)
         of_latents = latent_cameras(cameras, self.strides.frames)
         return branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references)
 
