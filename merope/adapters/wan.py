@@ -58,7 +58,8 @@ def attach(transformer: WanTransformer3DModel, config: CameraBranchConfig | None
         fix = "pass CameraBranchConfig(encoding=…); a branch goes back on with save_pretrained and merope.load_branch"
         raise invalid("config", "a merope.CameraBranchConfig", type(config).__name__, fix)
     branch = CameraBranch.for_transformer(transformer, config or CameraBranchConfig())
-    _install(transformer, branch)
+    with _CHANGING:
+        _install(transformer, branch)
     return branch
 
 
@@ -73,7 +74,8 @@ def load_branch(
     """
     _check_transformer(transformer)
     branch = read_branch(folder_or_hub_id, transformer, **options)
-    _install(transformer, branch, asked_dtype(options))
+    with _CHANGING:
+        _install(transformer, branch, asked_dtype(options))
     return branch
 
 
@@ -81,7 +83,9 @@ def detach(transformer: WanTransformer3DModel) -> CameraBranch:
     """Take the branch off: the base model is as it was, with its own keys. The branch is returned, whole."""
     transformer = _uncompiled(transformer)
     with _CHANGING:
-        attachment = _attachment(transformer)
+        attachment = transformer.__dict__.get(ATTACHMENT)
+        if attachment is None:
+            raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
         attachment.inputs.close()
         del transformer.__dict__[ATTACHMENT], transformer.__dict__[SAVE]
         for hook in attachment.hooks:
@@ -99,25 +103,8 @@ def attached_branch(transformer: WanTransformer3DModel) -> CameraBranch | None:
     return None if attachment is None else attachment.branch
 
 
-def camera_input(transformer: WanTransformer3DModel) -> CameraInput:
-    """The hooks of a transformer with a branch."""
-    return _attachment(transformer).inputs
-
-
-def _attachment(transformer: WanTransformer3DModel) -> _Attachment:
-    attachment: _Attachment | None = transformer.__dict__.get(ATTACHMENT)
-    if attachment is None:
-        raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
-    return attachment
-
-
 def _install(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: torch.dtype | None = None) -> None:
-    with _CHANGING:
-        _check_transformer(transformer)  # again: another thread may have been faster
-        _install_alone(transformer, branch, dtype)
-
-
-def _install_alone(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: torch.dtype | None) -> None:
+    _check_transformer(transformer)  # again: another thread may have been faster
     _check_replaced(transformer, branch)
     _check_unmoved(transformer, branch)
     for index, processor in branch.processors().items():

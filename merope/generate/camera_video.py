@@ -20,7 +20,6 @@ from diffusers.utils.torch_utils import get_module_execution_device, randn_tenso
 from torch import Tensor
 from transformers import AutoTokenizer, UMT5EncoderModel
 
-from merope.adapters.conditioning import CameraCondition
 from merope.adapters.history import HistoryReferences
 from merope.adapters.wan import attached_branch
 from merope.errors import invalid
@@ -118,19 +117,15 @@ class CameraVideoPipeline(WanPipeline):
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         max_sequence_length: int = 512,
     ) -> CameraVideoOutput | tuple[Any]:
-        """Generate B clips; whatever comes once (prompt, cameras, prefix) is shared by all of them.
+        """Generate B clips; whatever comes once (prompt, cameras, prefix, history) is shared by all of them.
 
-        cameras: of every RGB frame, [num_frames, 4, 4] or [B, num_frames, 4, 4]; required if and only if a camera
-            branch is attached. Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
-        prefix: clean first frames, uint8 [T, H, W, 3] (or with a batch dimension) or PIL images; with a VAE 4k + 1 of
-            them. None generates all frames (text to video).
-        history: retrieved images of the same place with cameras in the same world, for a branch that was made for them;
-            one set for all clips or one per clip.
+        cameras: of every RGB frame, [num_frames, 4, 4] or [B, num_frames, 4, 4]; for a model with a camera branch.
+            Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
+        prefix: clean first frames, uint8 [(B,) T, H, W, 3] or PIL images; with a VAE 4k + 1 of them.
+        history: retrieved images of the same place, for a branch that was made for them (`merope.HistoryFrames`).
         attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA.
-        callback_on_step_end: called as by all diffusers pipelines; setting `pipe._interrupt = True` in it stops.
 
-        A model without a text encoder may be given no text at all. The other arguments are those of
-        `diffusers.WanPipeline`.
+        A model without a text encoder needs no text. The other arguments are those of `diffusers.WanPipeline`.
         """
         if isinstance(callback_on_step_end, (PipelineCallback, MultiPipelineCallbacks)):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
@@ -157,9 +152,7 @@ class CameraVideoPipeline(WanPipeline):
         if clean_frames is not None:
             clean = self.encode_frames(clean_frames).to(device).expand(batch, -1, -1, -1, -1)
         if cameras is not None:
-            attention_kwargs = dict(attention_kwargs or {})
-            times = attention_kwargs.pop("times", None)
-            attention_kwargs["cameras"] = self._prepared(cameras, latents, history, times)
+            attention_kwargs = self._with_cameras(attention_kwargs or {}, cameras, latents, history)
 
         self.scheduler.set_timesteps(num_inference_steps, device=device)
         self.scheduler.set_begin_index(0)
@@ -200,15 +193,16 @@ class CameraVideoPipeline(WanPipeline):
         rows, columns = self.strides.latent_size(height, width)
         return batch, self.transformer.config.in_channels, self.strides.latent_frames(num_frames), rows, columns
 
-    def _prepared(
-        self, cameras: Cameras, latents: Tensor, history: HistoryReferences | None, times: Any
-    ) -> CameraCondition:
-        """The cameras of the latent frames made ready, once for all steps and both passes of guidance."""
+    def _with_cameras(
+        self, given: Mapping[str, Any], cameras: Cameras, latents: Tensor, history: HistoryReferences | None
+    ) -> dict[str, Any]:
+        """attention_kwargs with cameras and history made ready, once for all steps and both passes of guidance."""
         branch = attached_branch(self.transformer)
         assert branch is not None
         references = None if history is None else history.encoded(self.encode_frames)
-        of_latents = latent_cameras(cameras, self.strides.frames)
-        return branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references)
+        of_latents, times = latent_cameras(cameras, self.strides.frames), given.get("times")
+        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references)
+        return {**given, "cameras": ready, "times": None}
 
     def _embedded(self, text: Text, batch: int, max_sequence_length: int) -> Embeddings:
         """Prompts as WanPipeline embeds them, one per clip. No text is a zero vector, which is how Wan pads."""

@@ -14,7 +14,7 @@ from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraRotary
-from merope.adapters.wan import attach, camera_input, detach
+from merope.adapters.wan import attach, detach
 from merope.encodings.protocol import Encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Equirectangular, Pinhole
@@ -131,8 +131,14 @@ def test_threads_that_share_a_transformer_have_their_own_cameras() -> None:
     with ThreadPoolExecutor(2) as pool:
         outputs = list(pool.map(lambda clip: run(transformer, clip), clips))
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
-    loaded = pickle.loads(pickle.dumps(camera_input(transformer)))
-    assert type(loaded) is type(camera_input(transformer))
+
+
+def test_a_transformer_with_a_branch_can_be_pickled() -> None:
+    transformer = tiny_wan(num_layers=2)
+    perturb(attach(transformer, tiny_config()))
+    twin = pickle.loads(pickle.dumps(transformer))
+    assert torch.equal(run(twin, cameras()), run(transformer, cameras()))
+    detach(twin)
 
 
 def test_every_thread_keeps_the_plan_of_its_own_cameras(made: list[Encoding]) -> None:
@@ -266,11 +272,9 @@ def test_tables_are_made_ready_for_every_precision_of_the_attention(monkeypatch:
     monkeypatch.setattr("merope.adapters.camera_branch.make_ready", lambda _, dtype: made_for.append(dtype))
     transformer, clip = tiny_wan(num_layers=2), cameras()
     attach(transformer, tiny_config())
-    prepared = camera_input(transformer)
-    latents = tiny_inputs()["hidden_states"]
-    for enabled in (False, True, False, True):
+    for enabled in (False, False, True, True, False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            prepared.condition(clip, latents, None)
+            run(transformer, clip)
     assert made_for == [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
 
 
