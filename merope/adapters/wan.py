@@ -191,10 +191,11 @@ def _check_experts(transformer: WanTransformer3DModel, args: tuple[Any, ...]) ->
     while frame is not None:
         is_pipeline = frame.f_globals.get("__name__", "").startswith(PIPELINES) and frame.f_code.co_name == "__call__"
         if is_pipeline:  # of other frames, f_locals would keep tensors alive
-            other = getattr(frame.f_locals.get("self"), "transformer_2", None)
-            if other is not None and attached_branch(other) is None:
-                fix = "attach one to both, or use Wan2.2 TI2V-5B or Wan2.1, which have one transformer"
-                raise invalid("pipe.transformer_2", "with a camera branch, as pipe.transformer", "without", fix)
+            for name in ("transformer", "transformer_2"):
+                expert = getattr(frame.f_locals.get("self"), name, None)
+                if expert is not None and attached_branch(expert) is None:
+                    fix = "attach one to both, or use Wan2.2 TI2V-5B or Wan2.1, which have one transformer"
+                    raise invalid(f"pipe.{name}", "with a camera branch, like its other transformer", "without", fix)
             return
         frame = frame.f_back
 

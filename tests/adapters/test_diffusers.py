@@ -111,6 +111,9 @@ def test_two_transformers_need_two_branches(kind: type[WanPipeline]) -> None:
         generate(pipeline, attention_kwargs={"cameras": cameras()}, **options)
     perturb(attach(second, tiny_config()))
     generate(pipeline, attention_kwargs={"cameras": cameras()}, **options)
+    detach(first)
+    with pytest.raises(ValueError, match=r"pipe\.transformer must be with a camera branch"):
+        generate(pipeline, attention_kwargs={"cameras": cameras()}, **options)
 
 
 @pytest.mark.parametrize("lora_first", [True, False])
