@@ -29,6 +29,7 @@ from merope.generate.conditions import (
     check_attention_kwargs,
     check_cameras,
     check_choices,
+    check_finite,
     check_noise,
     check_prefix,
     latent_cameras,
@@ -159,7 +160,7 @@ class CameraVideoPipeline(WanPipeline):
         latents = self._denoise(
             latents, clean, embeddings, attention_kwargs, callback_on_step_end, callback_on_step_end_tensor_inputs
         )
-        _check_finite(latents, "the sampled latents")
+        check_finite("the sampled latents", latents)
         frames = latents if output_type == "latent" else self._decoded(latents, output_type)
         self.maybe_free_model_hooks()
         return CameraVideoOutput(frames=frames) if return_dict else (frames,)
@@ -338,15 +339,8 @@ class CameraVideoPipeline(WanPipeline):
 
     def _decoded(self, latents: Tensor, output_type: str) -> Any:
         video = self.decode_latents(latents)
-        _check_finite(video, "the decoded frames")
+        check_finite("the decoded frames", video)
         return self.video_processor.postprocess_video(video, output_type=output_type)
-
-
-def _check_finite(made: Tensor, name: str) -> None:
-    """Refuse what would be written as black frames."""
-    if not bool(made.isfinite().all()):
-        fix = "check the weights of transformer, branch and VAE; float16 may overflow where bfloat16 does not"
-        raise invalid(name, "finite", "NaN or inf", fix)
 
 
 def _with_prefix(latents: Tensor, clean: Tensor) -> Tensor:  # [B, C, T, h, w], [B, C, K, h, w] -> [B, C, T, h, w]

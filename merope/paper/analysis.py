@@ -30,7 +30,7 @@ from merope.attention.dispatch import attend
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.writing import replace_text
-from merope.generate.conditions import latent_cameras
+from merope.generate.conditions import check_finite, latent_cameras
 from merope.generate.preflight import check_branch, outline_model
 from merope.geometry.cameras import Cameras
 
@@ -80,10 +80,8 @@ class Record:
         if forwards == 0:
             raise invalid("the record", "at least one forward", "none", "run the model inside `recording`")
         amplitude = torch.stack([torch.stack(self._amplitudes[block]).mean() for block in self.blocks])
-        if not bool(amplitude.isfinite().all()):
-            block = self.blocks[int(amplitude.isfinite().int().argmin())]
-            fix = "check the weights of transformer and branch; float16 may overflow where bfloat16 does not"
-            raise invalid(f"the amplitude of block {block}", "finite", "NaN or inf", fix)
+        for block, value in zip(self.blocks, amplitude, strict=True):
+            check_finite(f"the amplitude of block {block}", value)
         branch, backbone = (
             torch.stack([torch.stack([pair[side] for pair in self._masses[b]]).mean(0) for b in self.blocks])
             for side in (0, 1)
