@@ -78,4 +78,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'merope' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_NEEDS_DIFFUSERS[name]), name)
+    try:
+        return getattr(import_module(_NEEDS_DIFFUSERS[name]), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        message = f"merope.{name} needs {package}, which is not installed: pip install 'merope[wan]'"
+        raise ModuleNotFoundError(message, name=error.name) from error

@@ -156,9 +156,10 @@ class CameraAttention(CameraProcessor):
 
 
 def require_cameras(rotary_emb: CameraRotary | None) -> CameraRotary:
-    """The cameras that came with the rotary embedding; a block run by itself has none."""
+    """The cameras that came with the rotary embedding. Blocks run alone, or begun before `attach`, have none."""
     if not isinstance(rotary_emb, CameraRotary):
-        raise invalid("rotary_emb", "with cameras", type(rotary_emb).__name__, "call the whole transformer")
+        fix = "call the whole transformer, and attach no branch while it runs"
+        raise invalid("rotary_emb", "with cameras", type(rotary_emb).__name__, fix)
     return rotary_emb
 
 

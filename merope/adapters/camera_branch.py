@@ -1,8 +1,10 @@
 """CameraBranch: all that camera control adds to a Wan transformer, as one model that is saved and loaded on its own."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
@@ -22,7 +24,7 @@ from merope.adapters.branch_config import (
     make_features,
 )
 from merope.adapters.camera_attention import CameraAttention, CameraProcessor, QKNorm, plan_dtype
-from merope.adapters.conditioning import CameraCondition, attended_dtype
+from merope.adapters.conditioning import CameraCondition, FrameShare, attended_dtype
 from merope.adapters.history import (
     HistoryPath,
     HistoryReferences,
@@ -33,6 +35,7 @@ from merope.adapters.history import (
 )
 from merope.adapters.rerope import Bands, CarvedAttention, check_carve
 from merope.attention.dispatch import make_ready
+from merope.attention.plan import AttentionPlan
 from merope.encodings.additive import AdditiveFeatures
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Times
@@ -89,6 +92,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
             fix = "use a model whose tokens span one latent frame"
             raise invalid("history", "None for a patch of several frames", repr(history), fix)
         self.time_limit: int | None = None  # frames that the base model's rotary table holds; known once attached
+        self.frame_share: Callable[[int], FrameShare] | None = None  # of a clip's latent frames; set where ranks share
         self.encoding: Encoding | None = None
         self.features: AdditiveFeatures | None = None
         build = {"parallel": self._parallel, "rerope": self._carved, "additive": self._additive}[integration]
@@ -103,6 +107,17 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         options["latent_stride"] = 1 if base["in_channels"] == RGB_CHANNELS else LATENT_STRIDE
         with transformer.device:  # large branches are made where they will live
             return cls(base=base, **options)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """As diffusers' own; weights that are not numbers are refused, because they would make every frame black."""
+        loaded = super().from_pretrained(*args, **options)
+        branch = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, weight in branch.state_dict().items():
+            if not weight.is_meta and not bool(weight.isfinite().all()):  # missing ones are for others to tell
+                fix = "the file is damaged or its training diverged: take an earlier one"
+                raise invalid(f"the branch's weight {name}", "finite", "NaN or inf", fix)
+        return loaded
 
     def _parallel(self) -> CameraProcessor:
         config, base = self.config, self.config["base"]
@@ -152,27 +167,42 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         sample. Where a batch of b clips meets B = n·b latents, each clip serves n neighbouring samples, as
         `num_videos_per_prompt` of diffusers' pipelines lays them out.
         """
-        located, dtype = self.located(cameras, latents, times), plan_dtype(latents)
+        located = self.located(cameras, latents, times)
         references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
             located = _appended(located, references)
         if self.features is not None:
-            return replace(located, features=self.features.features(located.cameras, located.grid).to(dtype))
+            features = self.features.features(located.cameras, located.grid)
+            return replace(located, features=features.to(plan_dtype(latents)))
         assert self.encoding is not None
         if self.encoding.content_channels:  # every block makes its own plan from what it predicts
             return located
-        plan = self.encoding.plan(located.cameras, located.grid, times=located.times).to(dtype=dtype)
-        plan = replace(plan, head_dim=self.head_dim)
-        make_ready(plan, attended_dtype(latents))
-        located = replace(located, plan=plan)
+        if self.frame_share is not None:
+            return self._shared(located, latents, self.frame_share(located.cameras.count))
+        plan = self.encoding.plan(located.cameras, located.grid, times=located.times)
+        located = replace(located, plan=self._ready(plan, latents))
         if references is None or located.history is not None:
             return located
         across = self.encoding.plan(
             located.cameras, located.grid, key=references.posed, times=located.times, key_times=references.times
         )
-        across = across.to(dtype=dtype)
-        make_ready(across, attended_dtype(latents))
-        return replace(located, history=references, history_plan=across)
+        return replace(located, history=references, history_plan=self._ready(across, latents))
+
+    def _shared(self, whole: CameraCondition, latents: Tensor, share: FrameShare) -> CameraCondition:
+        """The condition of one rank: queries of its own frames, keys of all frames."""
+        assert self.encoding is not None
+        times = torch.arange(whole.cameras.count) if whole.times is None else torch.as_tensor(whole.times)
+        own = whole.cameras.at(share.own)
+        plan = self.encoding.plan(
+            own, whole.grid, key=whole.cameras, key_grid=whole.grid, times=times[..., share.own], key_times=times
+        )
+        return replace(whole, plan=self._ready(plan, latents), gather=share.gather)
+
+    def _ready(self, plan: AttentionPlan, latents: Tensor) -> AttentionPlan:
+        """The plan in the precision of the transforms, with the tables of the kernels that will run it."""
+        plan = replace(plan.to(dtype=plan_dtype(latents)), head_dim=self.head_dim)
+        make_ready(plan, attended_dtype(latents))
+        return plan
 
     def _references(
         self, history: HistoryReferences | None, latents: Tensor, video: Cameras
@@ -184,6 +214,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         if self.config["history"] is None:
             fix = 'make the branch with CameraBranchConfig(history="sa") or "ca"'
             raise invalid("history", "None for a branch without history", f"{given.count} references", fix)
+        if self.frame_share is not None:
+            fix = "let one rank hold whole clips"
+            raise invalid("history", "None where ranks share a clip", f"{given.count} references", fix)
         if self.config["history"] == "sa" and self.time_limit is not None:
             check_rotary_times(given, self.time_limit)
         served = given.serving(latents)

@@ -11,7 +11,7 @@ import difflib
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,14 @@ from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 
+if TYPE_CHECKING:
+    from merope.adapters.camera_branch import CameraBranch
+
 CAMERAS, TIMES, HISTORY = "cameras", "times", "history"
 """Keys of `attention_kwargs` that are taken out before the transformer's own forward; others are left in."""
 
 ATTENTION_KWARGS_POSITION = 5
 """Of WanTransformer3DModel.forward; diffusers itself reads it by name only."""
-
-KEPT_CONDITIONS = 2
-"""Guidance may alternate between two sets of cameras in one denoising step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,17 +101,15 @@ class CameraRotary(tuple[Tensor, Tensor]):
         return type(self)(native, self.condition.to(device), references)
 
 
-class Prepares(Protocol):
-    """What the hooks need of a camera branch."""
+class FrameShare(Protocol):
+    """The frames of a clip that one rank holds where context parallelism splits clips over ranks."""
 
-    def prepare(
-        self,
-        cameras: Cameras,
-        latents: Tensor,
-        times: Times | None = None,
-        history: HistoryReferences | None = None,
-    ) -> CameraCondition:
-        """Everything that blocks need to know about these cameras and references."""
+    @property
+    def own(self) -> slice:
+        """Its latent frames."""
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """The tokens of all ranks along a dimension that holds those of this one."""
 
 
 @dataclass(eq=False)
@@ -124,25 +122,25 @@ class _Forward:
 
 
 class _OfThread(threading.local):
-    """Threads that share a transformer have a forward under way each."""
+    """Threads that share a transformer have a forward under way each, and cameras of their own."""
 
     def __init__(self) -> None:
         self.forward = _Forward()
+        self.kept: tuple[tuple[object, ...], CameraCondition] | None = None
 
 
 class CameraInput:
-    """The hooks, and the conditions of the last clips so that denoising steps and guidance passes share one.
+    """The hooks of a transformer with a camera branch.
 
-    A condition is found by the identity of the `Cameras` object and of the history, the times, the shape, device and
-    precision of the latents, and the version counters of all their tensors: editing them in place makes a new one.
-    Tensors of inference mode have no counter; their values are compared.
-    Poses that want gradients are never kept, because their graph belongs to one backward pass.
+    Cameras come made ready by `branch.prepare`, or as they are. A pipeline that does not know merope passes the same
+    `Cameras` in every denoising step: each thread keeps what was made of its last ones, see `_identity`.
     """
 
-    def __init__(self, branch: Prepares) -> None:
+    def __init__(self, branch: "CameraBranch") -> None:
         self.branch = branch
-        self._kept: list[tuple[tuple[object, ...], CameraCondition]] = []
         self._threads, self._traced = _OfThread(), _Forward()
+        self._running: set[threading.Thread] = set()
+        self._entering, self._is_closed = threading.Lock(), False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CameraInput":
         memo[id(self)] = fresh = CameraInput(self.branch)
@@ -180,6 +178,8 @@ class CameraInput:
             args, kwargs = with_references(args, kwargs, condition.appended, transformer.config.patch_size)
         elif condition.history is not None:
             underway.embed = transformer.patch_embedding  # offloaded weights are not on the device before the forward
+        if not torch.compiler.is_compiling():
+            self._enter()
         return args, {**kwargs, "attention_kwargs": given}
 
     def after_rope(self, rope: nn.Module, args: tuple[Any, ...], native: tuple[Tensor, Tensor]) -> CameraRotary:
@@ -199,9 +199,28 @@ class CameraInput:
         return CameraRotary((native[0], native[1]), condition, references)
 
     def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Forward hook of the transformer: references are not generated, so what came out for them goes."""
+        """Forward hook of the transformer, also after an error: drop what came out for the references."""
+        if not torch.compiler.is_compiling():
+            self._running.discard(threading.current_thread())
         extra_frames = self._underway.extra_frames
-        return without_references(output, extra_frames) if extra_frames else output
+        return without_references(output, extra_frames) if extra_frames and output is not None else output
+
+    def _enter(self) -> None:
+        """A forward begins in this thread."""
+        with self._entering:
+            if self._is_closed:
+                raise invalid("the camera branch", "attached", "one that another thread has detached", "run it again")
+            self._running.add(threading.current_thread())
+
+    def close(self) -> None:
+        """Let no further forward begin. Refused while another thread is in one: its last blocks would lose cameras."""
+        here = threading.current_thread()  # of which Ctrl-C may have ended a forward without a word
+        with self._entering:
+            busy = [thread.name for thread in self._running if thread is not here and thread.is_alive()]
+            if busy:
+                fix = "wait for its end, then detach"
+                raise invalid("transformer", "at rest while its branch is detached", f"a forward in {busy[0]}", fix)
+            self._is_closed = True
 
     def condition(
         self,
@@ -210,7 +229,7 @@ class CameraInput:
         times: Times | None,
         history: HistoryReferences | None = None,
     ) -> CameraCondition:
-        """The condition of these cameras and references, made now or found."""
+        """What came made ready, or the condition of these cameras and references: kept from the last step, or new."""
         if isinstance(cameras, CameraCondition):
             for name, value in ((TIMES, times), (HISTORY, history)):
                 if value is not None:
@@ -225,20 +244,11 @@ class CameraInput:
         if torch.compiler.is_compiling():
             fix = "make them ready outside the compiled call: branch.prepare(cameras, latents)"
             raise invalid(f'attention_kwargs["{CAMERAS}"]', "a CameraCondition under torch.compile", "Cameras", fix)
-        history = existing(history)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(cameras, history)):
-            return self.branch.prepare(cameras, latents, times, history)
-        return self._found_or_made(cameras, latents, times, history)
-
-    def _found_or_made(
-        self, cameras: Cameras, latents: Tensor, times: Times | None, history: HistoryReferences | None
-    ) -> CameraCondition:
-        key = _key(cameras, latents, times, history)
-        for kept, condition in self._kept:
-            if kept == key:
-                return condition
+        identity, kept = _identity(cameras, latents, times, existing(history)), self._threads.kept
+        if identity is not None and kept is not None and kept[0] == identity:
+            return kept[1]
         condition = self.branch.prepare(cameras, latents, times, history)
-        self._kept = [(key, condition), *self._kept[: KEPT_CONDITIONS - 1]]
+        self._threads.kept = None if identity is None else (identity, condition)
         return condition
 
 
@@ -268,40 +278,24 @@ def _check_ready(
         raise invalid("cameras made ready", f"for tokens (frames, rows, columns) {here}", made_for, fix)
 
 
-@dataclass(frozen=True)
-class _Same:
-    """Equal only to a holder of the very same object, which it keeps alive so that its id is not used again."""
-
-    held: object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.held is other.held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-
-class _Values:
-    """Equal to a holder of the same numbers; keeps them as they are now."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.held = tensor.clone()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Values) and torch.equal(self.held, other.held)
-
-
-def _key(
+def _identity(
     cameras: Cameras, latents: Tensor, times: Times | None, history: HistoryReferences | None
-) -> tuple[object, ...]:
+) -> tuple[object, ...] | None:
+    """What must be the same for a kept condition to be used again; None where none may be kept.
+
+    Cameras and history are compared as objects. Version counters tell of tensors that were edited in place. Tensors of
+    inference mode have none. The graph of poses that want gradients belongs to one backward pass.
+    """
+    tensors = _tensors(cameras, history)
+    wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if wants_gradients or any(x.is_inference() for x in tensors):
+        return None
     return (
-        _Same(cameras),
-        _Same(history),
-        tuple(_Values(x) if x.is_inference() else x._version for x in _tensors(cameras, history)),
+        cameras,
+        history,
+        [x._version for x in tensors],
         None if times is None else torch.as_tensor(times).tolist(),
-        tuple(latents.shape),
-        latents.device,
-        latents.dtype == torch.float64,
+        (latents.shape, latents.device, latents.dtype),
         attended_dtype(latents),  # kernels' tables are made for one
         torch.is_inference_mode_enabled(),  # what is made there cannot be trained with
     )

@@ -11,7 +11,7 @@ Either way a reference has the time of the frame that it was matched with plus 1
 world as the video's, so that the encoding relates the two in metres.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -37,12 +37,13 @@ NORM_EPS = 1e-6
 class HistoryReferences:
     """R clean frames of one clip's place, or of every clip's in a batch of b. R = 0 is no history.
 
-    latents: every frame encoded by itself, as an image; of the video's size.
+    latents: every frame encoded by itself, as an image; of the video's size. The pipeline also takes RGB bytes and
+        encodes them (`merope.HistoryFrames`).
     cameras: in the same world as the video's cameras. None exactly when R = 0.
     times: latent-frame index of the matched frames plus 100, as `merope.curation.retrieve.History.time`.
     """
 
-    latents: Tensor  # [b, C, R, h, w]
+    latents: Tensor  # [b, C, R, h, w], or uint8 [b, 3, R, H, W]
     cameras: Cameras | None  # [R] or [b, R]
     times: Times  # [R] or [b, R]
 
@@ -83,6 +84,22 @@ class HistoryReferences:
         assert isinstance(self.times, Tensor)
         return self.times
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the latents are latents, not yet images."""
+        return self.latents.dtype != torch.uint8
+
+    def encoded(
+        self,
+        encode: Callable[[Tensor], Tensor],  # uint8 [B, T, H, W, 3] -> [B, C, T_latent, h, w]
+    ) -> Self:
+        """The references as latents, each image encoded as a video of one frame."""
+        if self.is_encoded:
+            return self
+        images = self.latents.permute(0, 2, 3, 4, 1)  # [b, R, H, W, 3]
+        latents = encode(images.flatten(0, 1)[:, None])  # [b·R, C, 1, h, w]
+        return replace(self, latents=latents.squeeze(2).unflatten(0, images.shape[:2]).transpose(1, 2))
+
     def to(self, device: torch.device | str) -> Self:
         """The same references on another device."""
         cameras = None if self.cameras is None else self.cameras.to(device)
@@ -93,6 +110,9 @@ class HistoryReferences:
         video: Tensor,  # [B, C, T, h, w]
     ) -> Self:
         """The references of every sample of a batch: shared, one set a sample, or each set for n neighbours."""
+        if not self.is_encoded:
+            fix = "call history.encoded(pipe.encode_frames)"
+            raise invalid("history.latents", "latents", "images", fix)
         batch, clips = video.shape[0], self.latents.shape[0]
         size, expected = self.latents.shape[1::2] + self.latents.shape[4:], video.shape[1::2] + video.shape[4:]
         if size != expected:

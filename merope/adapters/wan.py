@@ -7,11 +7,16 @@ The branch lives in attention processors, diffusers' own extension point: no mod
 no key of its state dict changes.
 """
 
+import sys
+import threading
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Any
 
 import torch
+from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers.transformer_wan import WanAttention, WanTransformer3DModel
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -23,8 +28,13 @@ from merope.adapters.saving import asked_dtype, read_branch
 from merope.errors import invalid
 
 ATTACHMENT = "_merope_attachment"
+SAVE = "save_pretrained"
+PIPELINES = "diffusers.pipelines.wan."
 PROCESSOR = r"attn1\.processor"
 GROUP_OFFLOADING = "group_offloading"  # diffusers' name of the hook
+
+_CHANGING = threading.Lock()
+"""Held while a branch is put on or taken off: one thread at a time."""
 
 
 @dataclass
@@ -52,7 +62,8 @@ def attach(
         fix = "pass CameraBranchConfig(encoding=…); a branch goes back on with save_pretrained and merope.load_branch"
         raise invalid("config", "a merope.CameraBranchConfig", type(config).__name__, fix)
     branch = CameraBranch.for_transformer(transformer, config or CameraBranchConfig())
-    _install(transformer, branch, dtype)
+    with _CHANGING:
+        _install(transformer, branch, dtype)
     return branch
 
 
@@ -67,22 +78,26 @@ def load_branch(
     """
     _check_transformer(transformer)
     branch = read_branch(folder_or_hub_id, transformer, **options)
-    _install(transformer, branch, asked_dtype(options))
+    with _CHANGING:
+        _install(transformer, branch, asked_dtype(options))
     return branch
 
 
 def detach(transformer: WanTransformer3DModel) -> CameraBranch:
     """Take the branch off: the base model is as it was, with its own keys. The branch is returned, whole."""
     transformer = _uncompiled(transformer)
-    attachment = transformer.__dict__.pop(ATTACHMENT, None)
-    if attachment is None:
-        raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
-    for hook in attachment.hooks:
-        hook.remove()
-    transformer._skip_layerwise_casting_patterns = attachment.uncast
-    for index, processor in attachment.branch.processors().items():
-        _self_attention(transformer, index).set_processor(processor.base)
-        processor.base = None
+    with _CHANGING:
+        attachment = transformer.__dict__.get(ATTACHMENT)
+        if attachment is None:
+            raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
+        attachment.inputs.close()
+        del transformer.__dict__[ATTACHMENT], transformer.__dict__[SAVE]
+        for hook in attachment.hooks:
+            hook.remove()
+        transformer._skip_layerwise_casting_patterns = attachment.uncast
+        for index, processor in attachment.branch.processors().items():
+            _self_attention(transformer, index).set_processor(processor.base)
+            processor.base = None
     return attachment.branch
 
 
@@ -92,16 +107,8 @@ def attached_branch(transformer: WanTransformer3DModel) -> CameraBranch | None:
     return None if attachment is None else attachment.branch
 
 
-def camera_input(transformer: WanTransformer3DModel) -> CameraInput:
-    """The hooks of a transformer with a branch, for those who make conditions of their own (its `branch`)."""
-    attachment = transformer.__dict__.get(ATTACHMENT)
-    if attachment is None:
-        raise invalid("transformer", "one with a camera branch", "one without", "call merope.attach first")
-    inputs: CameraInput = attachment.inputs
-    return inputs
-
-
 def _install(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: torch.dtype | None = None) -> None:
+    _check_transformer(transformer)  # again: another thread may have been faster
     _check_replaced(transformer, branch)
     _check_unmoved(transformer, branch)
     for index, processor in branch.processors().items():
@@ -116,12 +123,14 @@ def _install(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: to
     inputs = CameraInput(branch)
     hooks = [
         transformer.register_forward_pre_hook(_check_processors),
+        transformer.register_forward_pre_hook(_check_experts),
         transformer.register_forward_pre_hook(inputs.before_forward, with_kwargs=True),
         transformer.rope.register_forward_hook(inputs.after_rope),
-        transformer.register_forward_hook(inputs.after_forward),
+        transformer.register_forward_hook(inputs.after_forward, always_call=True),
     ]
     uncast = transformer._skip_layerwise_casting_patterns
     transformer.__dict__[ATTACHMENT] = _Attachment(branch, inputs, hooks, uncast)
+    transformer.__dict__[SAVE] = partial(_save_and_warn, transformer)
     transformer._skip_layerwise_casting_patterns = [*(uncast or ()), PROCESSOR]  # a branch has its own precision
 
 
@@ -177,9 +186,42 @@ def _check_processors(transformer: WanTransformer3DModel, args: tuple[Any, ...])
             raise invalid(f"processor of block {index}", "that of the camera branch", type(found).__name__, fix)
 
 
+def _check_experts(transformer: WanTransformer3DModel, args: tuple[Any, ...]) -> None:
+    """Forward pre-hook: of two transformers (Wan2.2 A14B) the one without a branch would ignore the cameras.
+
+    A transformer does not know its pipeline; the pipeline that calls it stands on the stack.
+    """
+    frame = None if torch.compiler.is_compiling() else sys._getframe()
+    while frame is not None:
+        is_pipeline = frame.f_globals.get("__name__", "").startswith(PIPELINES) and frame.f_code.co_name == "__call__"
+        if is_pipeline:  # of other frames, f_locals would keep tensors alive
+            for name in ("transformer", "transformer_2"):
+                expert = getattr(frame.f_locals.get("self"), name, None)
+                if expert is not None and attached_branch(expert) is None:
+                    fix = "attach one to both, or use Wan2.2 TI2V-5B or Wan2.1, which have one transformer"
+                    raise invalid(f"pipe.{name}", "with a camera branch, like its other transformer", "without", fix)
+            return
+        frame = frame.f_back
+
+
+def _save_and_warn(transformer: WanTransformer3DModel, *args: Any, **options: Any) -> None:
+    """diffusers' `save_pretrained` of a transformer that carries a branch."""
+    warnings.warn(
+        "the camera branch is saved among the weights of the transformer, and diffusers drops it when it loads them; "
+        "save it on its own: merope.detach(transformer).save_pretrained(folder)",
+        stacklevel=2,
+    )
+    type(transformer).save_pretrained(transformer, *args, **options)
+
+
 def _check_transformer(transformer: WanTransformer3DModel) -> None:
+    kind = type(transformer).__name__
     if not isinstance(transformer, WanTransformer3DModel):
-        fix = "pass pipe.transformer itself, before torch.compile, PEFT or FSDP wrap it"
-        raise invalid("transformer", "a diffusers WanTransformer3DModel", type(transformer).__name__, fix)
+        fix = "pass the transformer itself, before torch.compile, PEFT or FSDP wrap it"
+        if hasattr(transformer, "transformer"):
+            fix = "pass pipe.transformer"
+        elif isinstance(transformer, ModelMixin):
+            fix = f"{kind} is not supported: camera branches are made for Wan2.1 and Wan2.2"
+        raise invalid("transformer", "a diffusers WanTransformer3DModel", kind, fix)
     if attached_branch(transformer) is not None:
         raise invalid("transformer", "one without a camera branch", "one with a branch", "call merope.detach first")

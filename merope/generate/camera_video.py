@@ -29,12 +29,13 @@ from merope.generate.conditions import (
     check_attention_kwargs,
     check_cameras,
     check_choices,
+    check_finite,
     check_noise,
     check_prefix,
     latent_cameras,
     prefix_tensor,
 )
-from merope.generate.history_frames import HistoryFrames, check_history
+from merope.generate.history_frames import check_history
 from merope.generate.strides import VideoStrides
 from merope.generate.text import Embeddings, Text
 from merope.geometry.cameras import Cameras
@@ -99,7 +100,7 @@ class CameraVideoPipeline(WanPipeline):
         prompt: str | list[str] | None = None,
         cameras: Cameras | None = None,
         prefix: Frames | None = None,
-        history: HistoryFrames | HistoryReferences | None = None,
+        history: HistoryReferences | None = None,
         negative_prompt: str | list[str] | None = None,
         height: int = 288,
         width: int = 512,
@@ -117,19 +118,15 @@ class CameraVideoPipeline(WanPipeline):
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         max_sequence_length: int = 512,
     ) -> CameraVideoOutput | tuple[Any]:
-        """Generate B clips; whatever comes once (prompt, cameras, prefix) is shared by all of them.
+        """Generate B clips; whatever comes once (prompt, cameras, prefix, history) is shared by all of them.
 
-        cameras: of every RGB frame, [num_frames, 4, 4] or [B, num_frames, 4, 4]; required if and only if a camera
-            branch is attached. Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
-        prefix: clean first frames, uint8 [T, H, W, 3] (or with a batch dimension) or PIL images; with a VAE 4k + 1 of
-            them. None generates all frames (text to video).
-        history: retrieved images of the same place with cameras in the same world, for a branch that was made for them;
-            one set for all clips or one per clip.
+        cameras: of every RGB frame, [num_frames, 4, 4] or [B, num_frames, 4, 4]; for a model with a camera branch.
+            Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
+        prefix: clean first frames, uint8 [(B,) T, H, W, 3] or PIL images; with a VAE 4k + 1 of them.
+        history: retrieved images of the same place, for a branch that was made for them (`merope.HistoryFrames`).
         attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA.
-        callback_on_step_end: called as by all diffusers pipelines; setting `pipe._interrupt = True` in it stops.
 
-        A model without a text encoder may be given no text at all. The other arguments are those of
-        `diffusers.WanPipeline`.
+        A model without a text encoder needs no text. The other arguments are those of `diffusers.WanPipeline`.
         """
         if isinstance(callback_on_step_end, (PipelineCallback, MultiPipelineCallbacks)):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
@@ -156,15 +153,14 @@ class CameraVideoPipeline(WanPipeline):
         if clean_frames is not None:
             clean = self.encode_frames(clean_frames).to(device).expand(batch, -1, -1, -1, -1)
         if cameras is not None:
-            references = history.encoded(self.encode_frames) if isinstance(history, HistoryFrames) else history
-            given = attention_kwargs or {}
-            attention_kwargs = {**given, **self._camera_conditions(cameras, latents, references, given.get("times"))}
+            attention_kwargs = self._with_cameras(attention_kwargs or {}, cameras, latents, history)
 
         self.scheduler.set_timesteps(num_inference_steps, device=device)
         self.scheduler.set_begin_index(0)
         latents = self._denoise(
             latents, clean, embeddings, attention_kwargs, callback_on_step_end, callback_on_step_end_tensor_inputs
         )
+        check_finite("the sampled latents", latents)
         frames = latents if output_type == "latent" else self._decoded(latents, output_type)
         self.maybe_free_model_hooks()
         return CameraVideoOutput(frames=frames) if return_dict else (frames,)
@@ -198,18 +194,16 @@ class CameraVideoPipeline(WanPipeline):
         rows, columns = self.strides.latent_size(height, width)
         return batch, self.transformer.config.in_channels, self.strides.latent_frames(num_frames), rows, columns
 
-    def _camera_conditions(
-        self, cameras: Cameras, latents: Tensor, history: HistoryReferences | None, times: Any
+    def _with_cameras(
+        self, given: Mapping[str, Any], cameras: Cameras, latents: Tensor, history: HistoryReferences | None
     ) -> dict[str, Any]:
-        """What the branch takes: the cameras of latent frames, whose plan it makes once, or that plan if compiled."""
-        of_latents = latent_cameras(cameras, self.strides.frames).to(latents.device)
-        is_wrapped, in_place = hasattr(self.transformer, "_orig_mod"), self.transformer._compiled_call_impl is not None
-        if not (is_wrapped or in_place):  # by torch.compile
-            return {"cameras": of_latents} if history is None else {"cameras": of_latents, "history": history}
+        """attention_kwargs with cameras and history made ready, once for all steps and both passes of guidance."""
         branch = attached_branch(self.transformer)
         assert branch is not None
-        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, history)
-        return {"cameras": ready, "times": None}
+        references = None if history is None else history.encoded(self.encode_frames)
+        of_latents, times = latent_cameras(cameras, self.strides.frames), given.get("times")
+        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references)
+        return {**given, "cameras": ready, "times": None}
 
     def _embedded(self, text: Text, batch: int, max_sequence_length: int) -> Embeddings:
         """Prompts as WanPipeline embeds them, one per clip. No text is a zero vector, which is how Wan pads."""
@@ -344,7 +338,9 @@ class CameraVideoPipeline(WanPipeline):
         return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
 
     def _decoded(self, latents: Tensor, output_type: str) -> Any:
-        return self.video_processor.postprocess_video(self.decode_latents(latents), output_type=output_type)
+        video = self.decode_latents(latents)
+        check_finite("the decoded frames", video)
+        return self.video_processor.postprocess_video(video, output_type=output_type)
 
 
 def _with_prefix(latents: Tensor, clean: Tensor) -> Tensor:  # [B, C, T, h, w], [B, C, K, h, w] -> [B, C, T, h, w]

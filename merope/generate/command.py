@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +19,17 @@ from merope import formats
 from merope.draw.birdseye import birdseye_image
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import write_image, write_video
-from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
+from merope.formats.video import as_bytes, write_image, write_video
+from merope.formats.writing import replace_text
+from merope.generate.inputs import OUTPUT_SUFFIXES, GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
 from merope.geometry.cameras import Cameras
 
 if TYPE_CHECKING:
     from merope.generate.camera_video import CameraVideoPipeline
     from merope.generate.preflight import ModelOutline
+
+NEEDED = ("av", "PIL")
+"""Packages that write the clip, after hours of work."""
 
 BIRDSEYE_PX = 480
 DEFAULT_GUIDANCE = 5.0  # Wan's
@@ -47,12 +52,14 @@ def generate(config: GenerateConfig) -> Path:
     _write_clip(config, path, frames, len(prefix) if prefix is not None else 0)
     seconds = {"load": loaded_s - start_s, "generate": sampled_s - loaded_s, "all": time.perf_counter() - start_s}
     record = config.out.with_suffix(".json")
-    record.write_text(json.dumps(_record(config, path, pipeline, seconds), indent=1, default=str) + "\n")
+    replace_text(record, json.dumps(_record(config, path, pipeline, seconds), indent=1, default=str) + "\n")
     return record
 
 
 def _check_machine(config: GenerateConfig) -> None:
-    """Refuse a device that is not there and a place that cannot be written to, now and not after an hour."""
+    """Refuse missing packages, a device that is not there and a place that cannot be written to, before any work."""
+    for package in NEEDED:
+        import_module(package)
     try:
         kind = torch.device(config.run_device).type
     except RuntimeError:
@@ -65,22 +72,38 @@ def _check_machine(config: GenerateConfig) -> None:
         raise invalid("offload", "used with a GPU", config.run_device, "leave it out: weights are in main memory")
     folder = next(parent for parent in config.out.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise invalid("out", "in a folder that can be written to", str(config.out), f"check {folder}")
+        raise invalid("--out", "in a folder that can be written to", str(config.out), f"check {folder}")
+    for made in (config.out.with_suffix(suffix) for suffix in OUTPUT_SUFFIXES):
+        if made.is_dir():
+            raise invalid("--out", "a name for files", f"{made}, a folder", "choose another name")
 
 
 def _checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
     """Everything that the model's small files can tell."""
     from merope.generate.preflight import check_branch, outline_model
-    from merope.generate.text import Text
 
     warn_of_idle_weights(config.model, config.branch, config.transformer)
     outline = outline_model(config.model, config.transformer)
-    outline.strides.check(config.height, config.width, config.frames)
+    outline.strides.check(config.height, config.width, config.frames, "--frames")
     if config.has_branch:
         check_branch(config.branch, outline, _cameras(path))
-    text = Text(config.prompt, config.negative_prompt, None, None)
-    text.check(outline.has_text, _guidance(config, outline.has_text) > 1.0, outline.transformer.config["text_dim"])
+    _check_text(config, outline.has_text)
     return outline
+
+
+def _check_text(config: GenerateConfig, has_encoder: bool) -> None:
+    """Refuse text that the model cannot read, and no text where it reads some."""
+    if has_encoder:
+        import_module("ftfy")  # diffusers cleans prompts with it
+        if config.prompt is None:
+            raise invalid("--prompt", "given for a model with a text encoder", "nothing", '--prompt "" is no text')
+        return
+    for option, value in (("--prompt", config.prompt), ("--negative-prompt", config.negative_prompt)):
+        if value is not None:
+            raise invalid(option, "left out for a model without a text encoder", repr(value)[:60], "leave it out")
+    if config.guidance is not None and config.guidance > 1.0:
+        fix = "leave it out: there is no text to be guided by"
+        raise invalid("--guidance", "at most 1 for a model without a text encoder", config.guidance, fix)
 
 
 def _loaded(config: GenerateConfig) -> "CameraVideoPipeline":
@@ -127,7 +150,7 @@ def _sampled(
         return_dict=False,
     )
     frames: Tensor = output[0][0]  # [T, 3, H, W] in [0, 1]
-    return (frames.float() * 255.0).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+    return as_bytes(frames.float().permute(0, 2, 3, 1)).cpu()
 
 
 def _cameras(path: Trajectory) -> Cameras:

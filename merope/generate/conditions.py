@@ -135,3 +135,10 @@ def check_choices(output_type: str, callback_inputs: Sequence[str], known_inputs
     if unknown:
         fix = "leave out the others"
         raise invalid("callback_on_step_end_tensor_inputs", f"among {list(known_inputs)}", unknown, fix)
+
+
+def check_finite(name: str, made: Tensor) -> None:
+    """Refuse what a model made of NaN: it would be written as black frames."""
+    if not bool(made.isfinite().all()):
+        fix = "check the weights of transformer, branch and VAE; float16 may overflow where bfloat16 does not"
+        raise invalid(name, "finite", "NaN or inf", fix)

@@ -37,7 +37,7 @@ class VideoStrides:
             return cls(1, 1, rows, columns)
         return cls(vae["scale_factor_temporal"], vae["scale_factor_spatial"], rows, columns)
 
-    def check(self, height: int, width: int, num_frames: int) -> None:
+    def check(self, height: int, width: int, num_frames: int, frames_name: str = "num_frames") -> None:
         """Refuse sizes that the model cannot make, naming the nearest ones that it can."""
         for name, size, patch in (("height", height, self.patch_rows), ("width", width, self.patch_columns)):
             step = self.pixels * patch
@@ -45,7 +45,7 @@ class VideoStrides:
                 below, above = size // step * step, (size // step + 1) * step
                 nearest = f"{below} or {above}" if below > 0 else f"{above}"
                 raise invalid(name, f"a multiple of {step}, the pixels of a token", size, f"use {nearest}")
-        self.check_frames("num_frames", num_frames)
+        self.check_frames(frames_name, num_frames)
 
     def check_frames(self, name: str, count: int) -> None:
         """Refuse numbers of frames that do not fill latent frames: the first holds one RGB frame, the others four."""

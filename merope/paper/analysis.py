@@ -11,10 +11,10 @@ own self-attention of the same blocks. Both are means over the recorded forwards
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ from merope.adapters.conditioning import CameraRotary
 from merope.adapters.rerope import rotated
 from merope.adapters.wan import attached_branch, load_branch
 from merope.attention.dispatch import attend
+from merope.draw.progress import ProgressLine
 from merope.errors import invalid
-from merope.generate.conditions import latent_cameras
+from merope.formats.writing import replace_text
+from merope.generate.conditions import check_finite, latent_cameras
 from merope.generate.preflight import check_branch, outline_model
 from merope.geometry.cameras import Cameras
 
@@ -78,6 +80,8 @@ class Record:
         if forwards == 0:
             raise invalid("the record", "at least one forward", "none", "run the model inside `recording`")
         amplitude = torch.stack([torch.stack(self._amplitudes[block]).mean() for block in self.blocks])
+        for block, value in zip(self.blocks, amplitude, strict=True):
+            check_finite(f"the amplitude of block {block}", value)
         branch, backbone = (
             torch.stack([torch.stack([pair[side] for pair in self._masses[b]]).mean(0) for b in self.blocks])
             for side in (0, 1)
@@ -211,9 +215,10 @@ class AnalyseConfig:
 
 def analyse_model(config: AnalyseConfig, cameras: Cameras) -> Analysis:  # [RGB frames]
     """Sample a clip along these cameras and write analysis.json, amplitude.png and attention-mass.png."""
+    import_module("matplotlib")  # which draws at the end
     outline = outline_model(config.model, config.transformer)
     strides = outline.strides
-    strides.check(config.height, config.width, cameras.count)
+    strides.check(config.height, config.width, cameras.count, "--frames")
     check_branch(config.branch, outline, cameras)
     transformer = _loaded(config)
     of_latents = latent_cameras(cameras, strides.frames).to(config.device)
@@ -238,14 +243,17 @@ def watch_sampling(
     levels = (SHIFT * uniform / (1.0 + (SHIFT - 1.0) * uniform)).tolist()
     latents, dtype = noise.float(), transformer.dtype
     text = torch.zeros(len(noise), 1, transformer.config.text_dim, device=noise.device, dtype=dtype)
+    branch = attached_branch(transformer)
+    assert branch is not None
+    ready = branch.prepare(cameras, latents.to(dtype))
+    progress = ProgressLine("watching", steps, "steps")
     with recording(transformer) as record:
         for step, (level, next_level) in enumerate(pairwise(levels), start=1):
-            print(f"watching step {step} of {steps}", end="\r", file=sys.stderr, flush=True)
             timestep = torch.full((len(noise),), 1000.0 * level, device=noise.device)
-            kwargs = {"attention_kwargs": {"cameras": cameras}, "return_dict": False}
+            kwargs = {"attention_kwargs": {"cameras": ready}, "return_dict": False}
             velocity = transformer(latents.to(dtype), timestep, text, **kwargs)[0]
             latents = latents + (next_level - level) * velocity.float()
-    print(file=sys.stderr)
+            progress.show(step)
     return record.analysis()
 
 
@@ -267,7 +275,7 @@ def write_analysis(analysis: Analysis, folder: Path, about: dict[str, Any]) -> N
     folder.mkdir(parents=True, exist_ok=True)
     draw_amplitude(analysis, folder / "amplitude.png")
     draw_attention_mass(analysis, folder / "attention-mass.png")
-    (folder / "analysis.json").write_text(json.dumps({**about, **analysis.as_table()}, indent=1) + "\n")
+    replace_text(folder / "analysis.json", json.dumps({**about, **analysis.as_table()}, indent=1) + "\n")
 
 
 def draw_amplitude(analysis: Analysis, file: Path) -> None:

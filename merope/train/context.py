@@ -6,7 +6,8 @@ query's camera is ever sent. Predictions are gathered at the end; a rank's loss 
 sum over ranks is the loss of the clip and gradients add up.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +16,12 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 
-from merope.adapters.camera_attention import CameraAttention, plan_dtype
+from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.camera_branch import CameraBranch
-from merope.adapters.conditioning import CameraCondition, CameraRotary, attended_dtype
-from merope.adapters.history import HistoryReferences
+from merope.adapters.conditioning import CameraRotary
 from merope.adapters.rerope import rotated
-from merope.adapters.wan import attached_branch, camera_input
-from merope.attention.dispatch import make_ready
-from merope.encodings.tokens import Times
+from merope.adapters.wan import attached_branch
 from merope.errors import invalid
-from merope.geometry.cameras import Cameras
 
 
 class _Gather(torch.autograd.Function):
@@ -118,7 +115,7 @@ class ContextParallel:
         branch = attached_branch(transformer)
         if branch is not None:
             _check_branch(branch)
-            camera_input(transformer).branch = _LocalConditions(branch, self)
+            branch.frame_share = partial(FrameShards, group)
         transformer.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
         for index, block in enumerate(transformer.get_submodule("blocks").children()):
             self._replace_self_attention(block)
@@ -154,39 +151,6 @@ class ContextParallel:
 
     def _leave(self, norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (self.shards.gather(args[0], 1),)
-
-
-@dataclass(frozen=True)
-class _LocalConditions:
-    """Makes the plan of this rank's query cameras against the keys of all cameras."""
-
-    branch: CameraBranch
-    context: ContextParallel
-
-    def prepare(
-        self,
-        cameras: Cameras,
-        latents: Tensor,
-        times: Times | None = None,
-        history: HistoryReferences | None = None,
-    ) -> CameraCondition:
-        if history is not None:
-            raise invalid("history with parallel.context > 1", "None", f"{history.count} references", "use context = 1")
-        shards, branch = self.context.shards, self.branch
-        whole = branch.located(cameras, latents, times)
-        times = torch.arange(whole.cameras.count) if whole.times is None else torch.as_tensor(whole.times)
-        assert branch.encoding is not None
-        plan = branch.encoding.plan(
-            whole.cameras.at(shards.own),
-            whole.grid,
-            key=whole.cameras,
-            key_grid=whole.grid,
-            times=times[..., shards.own],
-            key_times=times,
-        )
-        plan = plan.to(dtype=plan_dtype(latents))
-        make_ready(plan, attended_dtype(latents))
-        return replace(whole, plan=plan, gather=shards.gather)
 
 
 def _check_branch(branch: CameraBranch) -> None:

@@ -156,7 +156,7 @@ def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int
     noised = add_noise(examples.clean, model.prefix, _objective(config, examples, step), generators)
     text = torch.where(noised.drop_text[:, None, None], examples.no_text, examples.text)
     prediction = model.predicted(noised, text, examples.cameras, examples.history)
-    return loss_per_clip(prediction, noised, model.own_frames)
+    return loss_per_clip(prediction, noised, model.own_frames(prediction.shape[2]))
 
 
 def _objective(config: TrainConfig, examples: Examples, step: int) -> ObjectiveSection:

@@ -24,7 +24,7 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import latent_cameras
 from merope.geometry.cameras import Cameras
 from merope.train.config import TrainConfig
-from merope.train.context import ContextParallel
+from merope.train.context import ContextParallel, FrameShards
 from merope.train.objective import Noised, token_timesteps
 
 BRANCH_SEED_OFFSET = 1
@@ -60,10 +60,9 @@ class Model:
         """Clean latent frames."""
         return self.pipeline.strides.latent_frames(self.prefix_frames) if self.prefix_frames else 0
 
-    @property
-    def own_frames(self) -> slice:
-        """Latent frames of the last prediction whose loss this rank computes."""
-        return slice(None) if self.context is None else self.context.shards.own
+    def own_frames(self, latent_frames: int) -> slice:
+        """The latent frames of a clip whose loss this rank computes."""
+        return slice(None) if self.context is None else FrameShards(self.context.group, latent_frames).own
 
     def predicted(
         self,
@@ -74,12 +73,14 @@ class Model:
     ) -> Tensor:  # [B, C, T, H, W]
         """The velocity that the transformer predicts."""
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        conditions: dict[str, Any] | None = None
-        if self.has_branch:
-            conditions = {"cameras": latent_cameras(cameras, self.pipeline.strides.frames), "history": history}
+        latents, branch = noised.latents.to(dtype), attached_branch(self.transformer)
         with self._autocast():
+            conditions: dict[str, Any] | None = None
+            if branch is not None:
+                of_latents = latent_cameras(cameras, self.pipeline.strides.frames)
+                conditions = {"cameras": branch.prepare(of_latents, latents, history=history)}
             return self.transformer(
-                hidden_states=noised.latents.to(dtype),
+                hidden_states=latents,
                 timestep=self._timesteps(noised),
                 encoder_hidden_states=text.to(dtype),
                 attention_kwargs=conditions,

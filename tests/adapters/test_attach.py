@@ -1,9 +1,11 @@
 """attach, detach, and what a forward with cameras does."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
+from diffusers import CogVideoXTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -257,8 +259,14 @@ def test_a_branch_whose_place_was_taken_is_missed() -> None:
 
 
 def test_what_can_be_attached_to() -> None:
-    with pytest.raises(ValueError, match="WanTransformer3DModel"):
+    with pytest.raises(ValueError, match=r"WanTransformer3DModel.*got Linear; pass the transformer itself"):
         attach(torch.nn.Linear(2, 2), tiny_config())
+    with torch.device("meta"):
+        another = CogVideoXTransformer3DModel(num_layers=1)
+    with pytest.raises(ValueError, match=r"CogVideoXTransformer3DModel is not supported: .*Wan2\.1 and Wan2\.2"):
+        attach(another, tiny_config())
+    with pytest.raises(ValueError, match=r"got SimpleNamespace; pass pipe\.transformer$"):
+        attach(SimpleNamespace(transformer=tiny_wan()), tiny_config())
     transformer = tiny_wan()
     with pytest.raises(ValueError, match="with a camera branch"):
         detach(transformer)

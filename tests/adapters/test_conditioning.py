@@ -4,7 +4,6 @@ import copy
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from scenes import PINHOLE, curved_drive
 from torch import Tensor
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraRotary
-from merope.adapters.wan import attach, camera_input
+from merope.adapters.wan import attach, detach
 from merope.encodings.protocol import Encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Equirectangular, Pinhole
@@ -49,9 +49,21 @@ def test_blocks_steps_and_guidance_passes_share_one_plan(made: list[Encoding]) -
             )
     assert len(made) == 1
     run(transformer, second)
-    run(transformer, first)
-    run(transformer, second)
-    assert len(made) == 2  # guidance that alternates between two sets of cameras
+    assert len(made) == 2
+
+
+def test_guidance_between_two_sets_of_cameras_makes_them_ready_itself(made: list[Encoding]) -> None:
+    """Only the last cameras are kept: a loop that alternates passes what `branch.prepare` made."""
+    transformer = tiny_wan()
+    branch = perturb(attach(transformer, tiny_config()))
+    clips = cameras(), cameras(seed=1)
+    expected = [run(transformer, clip) for clip in clips]
+    made.clear()
+    ready = [branch.prepare(clip, tiny_inputs()["hidden_states"]) for clip in clips]
+    for _ in range(3):
+        for condition, output in zip(ready, expected, strict=True):
+            assert torch.equal(run(transformer, condition), output)
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("change", ["latents", "precision", "times", "inference", "object"])
@@ -88,17 +100,20 @@ def test_editing_cameras_in_place_is_seen() -> None:
     assert (run(transformer, clip) - moved).abs().max() > 1e-3
 
 
-def test_editing_cameras_of_inference_mode_is_seen(made: list[Encoding]) -> None:
-    """Their tensors have no version counter."""
+def test_cameras_of_inference_mode_are_never_kept(made: list[Encoding]) -> None:
+    """Their tensors have no version counter, so that nothing tells of an edit; made ready, they are shared."""
     transformer = tiny_wan()
-    perturb(attach(transformer, tiny_config()))
+    branch = perturb(attach(transformer, tiny_config()))
     with torch.inference_mode():
         clip = cameras()
         before = run(transformer, clip)
-        run(transformer, clip)
-        assert len(made) == 1
         clip.world_from_camera[2, 0, 3] += 2.0
         assert (run(transformer, clip) - before).abs().max() > 1e-3
+        made.clear()
+        ready = branch.prepare(clip, tiny_inputs()["hidden_states"])
+        for _ in range(3):
+            run(transformer, ready)
+        assert len(made) == 1
 
 
 def test_threads_that_share_a_transformer_have_their_own_cameras() -> None:
@@ -116,8 +131,81 @@ def test_threads_that_share_a_transformer_have_their_own_cameras() -> None:
     with ThreadPoolExecutor(2) as pool:
         outputs = list(pool.map(lambda clip: run(transformer, clip), clips))
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
-    loaded = pickle.loads(pickle.dumps(camera_input(transformer)))
-    assert type(loaded) is type(camera_input(transformer))
+
+
+def test_a_transformer_with_a_branch_can_be_pickled() -> None:
+    transformer = tiny_wan(num_layers=2)
+    perturb(attach(transformer, tiny_config()))
+    twin = pickle.loads(pickle.dumps(transformer))
+    assert torch.equal(run(twin, cameras()), run(transformer, cameras()))
+    detach(twin)
+
+
+def test_every_thread_keeps_the_plan_of_its_own_cameras(made: list[Encoding]) -> None:
+    transformer = tiny_wan(num_layers=2)
+    attach(transformer, tiny_config())
+    clips = cameras(), cameras(seed=3)
+    step = threading.Barrier(2)
+
+    def denoise(clip: Cameras) -> None:
+        for _ in range(3):
+            step.wait(timeout=30)
+            run(transformer, clip)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(denoise, clips))
+    assert len(made) == 2
+
+
+def test_a_branch_is_not_detached_under_a_running_forward() -> None:
+    """Its last blocks would run without cameras. Afterwards, also after an error, it comes off."""
+    transformer = tiny_wan(num_layers=2)
+    perturb(attach(transformer, tiny_config()))
+    clip = cameras()
+    expected = run(transformer, clip)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(module: object, args: object) -> None:
+        inside.set()
+        go_on.wait(timeout=30)
+
+    hook = transformer.blocks[0].register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(1) as pool:
+        output = pool.submit(run, transformer, clip)
+        assert inside.wait(timeout=30)
+        with pytest.raises(ValueError, match="transformer must be at rest while its branch is detached, got a forward"):
+            detach(transformer)
+        go_on.set()
+        assert torch.equal(output.result(timeout=30), expected)
+        hook.remove()
+        with pytest.raises(RuntimeError):
+            pool.submit(run, transformer, clip, encoder_hidden_states=torch.zeros(2, 5, 3)).result(timeout=30)
+        detach(transformer)
+
+
+def test_a_branch_attached_under_a_running_forward_is_noticed() -> None:
+    transformer = tiny_wan(num_layers=2)
+    transformer.blocks[0].register_forward_pre_hook(lambda module, args: attach(transformer, tiny_config()) and None)
+    with pytest.raises(ValueError, match="attach no branch while it runs"):
+        run(transformer)
+
+
+def test_of_two_attachments_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer, both = tiny_wan(num_layers=2), threading.Barrier(2)
+    make = CameraBranch.for_transformer
+
+    def together(*args: object) -> CameraBranch:
+        both.wait(timeout=30)
+        return make(*args)
+
+    monkeypatch.setattr(CameraBranch, "for_transformer", together)
+    with ThreadPoolExecutor(2) as pool:
+        tries = [pool.submit(attach, transformer, tiny_config()) for _ in range(2)]
+        errors = [attempt.exception(timeout=30) for attempt in tries]
+    assert sum(error is None for error in errors) == 1
+    assert "without a camera branch" in str(next(error for error in errors if error is not None))
+    detach(transformer)
+    assert not transformer._forward_pre_hooks
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 3, 6, 4), (2, 4, 6, 2, 6)])
@@ -162,19 +250,20 @@ def test_a_rank_with_some_frames_attends_to_the_keys_of_all() -> None:
     hidden = torch.randn(2, 18, 48, dtype=torch.float64)
     latents = tiny_inputs(torch.float64)["hidden_states"]
     whole = processor.camera_output(hidden, branch.prepare(clip, latents))
-    own = slice(6, 12)  # the second of three frames
-    middle = Cameras(clip.world_from_camera[1:2], clip.lens)
-    plan = branch.encoding.plan(middle, (2, 3), key=clip, key_grid=(2, 3), times=[1.0], key_times=[0.0, 1.0, 2.0])
-    others = iter(processor.cam_qkv(hidden).split(24, dim=-1)[1:])
+    keys_and_values = iter(processor.cam_qkv(hidden).split(24, dim=-1)[1:])
+    tokens = slice(6, 12)  # of the second of three frames
 
-    def gather(x: Tensor, dim: int) -> Tensor:
-        full = next(others).unflatten(2, (1, 24)).transpose(1, 2)
-        assert torch.equal(x, full.narrow(dim, own.start, 6))
-        return full
+    class Middle:
+        own = slice(1, 2)
 
-    local = replace(branch.located(clip, latents), plan=plan, gather=gather)
-    assert (processor.camera_output(hidden[:, own], local) - whole[:, own]).abs().max() < 1e-12
-    assert camera_input(transformer).branch is branch
+        def gather(self, x: Tensor, dim: int) -> Tensor:
+            full = next(keys_and_values).unflatten(2, (1, 24)).transpose(1, 2)
+            torch.testing.assert_close(x, full.narrow(dim, tokens.start, 6), rtol=0, atol=1e-12)
+            return full
+
+    branch.frame_share = lambda frames: Middle()
+    local = processor.camera_output(hidden[:, tokens], branch.prepare(clip, latents))
+    torch.testing.assert_close(local, whole[:, tokens], rtol=0, atol=1e-12)
 
 
 def test_tables_are_made_ready_for_every_precision_of_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,12 +272,10 @@ def test_tables_are_made_ready_for_every_precision_of_the_attention(monkeypatch:
     monkeypatch.setattr("merope.adapters.camera_branch.make_ready", lambda _, dtype: made_for.append(dtype))
     transformer, clip = tiny_wan(num_layers=2), cameras()
     attach(transformer, tiny_config())
-    prepared = camera_input(transformer)
-    latents = tiny_inputs()["hidden_states"]
-    for enabled in (False, True, False, True):
+    for enabled in (False, False, True, True, False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            prepared.condition(clip, latents, None)
-    assert made_for == [torch.float32, torch.bfloat16]
+            run(transformer, clip)
+    assert made_for == [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
 
 
 def test_accelerate_moves_what_blocks_are_given() -> None:

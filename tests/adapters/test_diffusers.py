@@ -1,9 +1,19 @@
 """What diffusers and PEFT offer keeps working with a branch: pipelines, guidance, LoRA, backends, fused projections."""
 
+import copy
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 from accelerate import cpu_offload
-from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import (
+    AutoencoderKLWan,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+    WanTransformer3DModel,
+)
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from peft import LoraConfig
 from torch import Tensor
@@ -15,7 +25,8 @@ LORA = LoraConfig(r=2, target_modules=["to_q", "to_k", "to_v", "to_out.0"], init
 
 
 def tiny_vae() -> AutoencoderKLWan:
-    return AutoencoderKLWan(base_dim=3, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1).eval()
+    statistics = {"latents_mean": [0.1, -0.2, 0.3, 0.0], "latents_std": [0.5, 0.6, 0.7, 0.8]}
+    return AutoencoderKLWan(base_dim=3, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **statistics).eval()
 
 
 def generate(pipeline: WanPipeline, **options: object) -> Tensor:
@@ -53,6 +64,56 @@ def test_an_unmodified_pipeline_with_guidance(expand_timesteps: bool) -> None:
         generate(pipeline)
     detach(transformer)
     assert torch.equal(generate(pipeline), base)
+
+
+@pytest.mark.parametrize("expand_timesteps", [False, True])
+def test_an_unmodified_image_to_video_pipeline(expand_timesteps: bool) -> None:
+    """Wan2.1's, whose image comes in additional channels, and TI2V-5B's, whose image is the first latent frame."""
+    latent_channels, mask_channels = 4, 4
+    inputs = latent_channels if expand_timesteps else 2 * latent_channels + mask_channels
+    transformer = tiny_wan(in_channels=inputs)
+    pipeline = WanImageToVideoPipeline(
+        tokenizer=None,
+        text_encoder=None,
+        vae=tiny_vae(),
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True),
+        transformer=transformer,
+        expand_timesteps=expand_timesteps,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    image = torch.rand(1, 3, 32, 48, generator=torch.Generator().manual_seed(2))
+    base = generate(pipeline, image=image)
+    branch = attach(transformer, tiny_config())
+    assert torch.equal(generate(pipeline, image=image, attention_kwargs={"cameras": cameras()}), base)
+    perturb(branch)
+    ahead, faster = (generate(pipeline, image=image, attention_kwargs={"cameras": cameras(seed=s)}) for s in (0, 3))
+    assert (ahead - faster).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [WanPipeline, WanImageToVideoPipeline])
+def test_two_transformers_need_two_branches(kind: type[WanPipeline]) -> None:
+    """Wan2.2 A14B: the expert of the later steps would ignore the cameras without a word."""
+    first, second = tiny_wan(), tiny_wan(seed=1)
+    pipeline = kind(
+        tokenizer=None,
+        text_encoder=None,
+        vae=tiny_vae(),
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True),
+        transformer=first,
+        transformer_2=second,
+        boundary_ratio=0.9,
+        expand_timesteps=True,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    options = {} if kind is WanPipeline else {"image": torch.rand(1, 3, 32, 48)}
+    perturb(attach(first, tiny_config()))
+    with pytest.raises(ValueError, match=r"pipe\.transformer_2 must be with a camera branch.* attach one to both"):
+        generate(pipeline, attention_kwargs={"cameras": cameras()}, **options)
+    perturb(attach(second, tiny_config()))
+    generate(pipeline, attention_kwargs={"cameras": cameras()}, **options)
+    detach(first)
+    with pytest.raises(ValueError, match=r"pipe\.transformer must be with a camera branch"):
+        generate(pipeline, attention_kwargs={"cameras": cameras()}, **options)
 
 
 @pytest.mark.parametrize("lora_first", [True, False])
@@ -118,6 +179,22 @@ def test_the_base_model_saves_and_loads_without_the_branch(tmp_path: object) -> 
     detach(transformer)
     transformer.save_pretrained(tmp_path)
     assert torch.equal(run(type(transformer).from_pretrained(tmp_path).eval()), base)
+
+
+def test_saving_the_base_model_with_a_branch_on_it_is_said(tmp_path: Path) -> None:
+    """diffusers drops what it does not know when it loads: nothing of the branch would come back."""
+    transformer = tiny_wan()
+    pipeline = WanPipeline(None, None, tiny_vae(), UniPCMultistepScheduler(), transformer)
+    perturb(attach(transformer, tiny_config()))
+    twin = copy.deepcopy(transformer)
+    for model in (pipeline, transformer, twin):
+        with pytest.warns(UserWarning, match=r"branch is saved among .* diffusers drops it"):
+            model.save_pretrained(tmp_path / "with")
+    assert attached_branch(WanTransformer3DModel.from_pretrained(tmp_path / "with")) is None
+    detach(transformer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        transformer.save_pretrained(tmp_path / "without")
 
 
 def test_layerwise_casting_leaves_the_branch_alone() -> None:

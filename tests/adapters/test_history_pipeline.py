@@ -1,5 +1,6 @@
 """Retrieved history through the pipeline, and what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class TestPipeline:
         perturb(attach(transformer, tiny_config(history=path)))
         return tiny_pipeline(with_branch=False, transformer=transformer)
 
-    def frames(self, seed: int = 0, **changes: Any) -> HistoryFrames:
+    def frames(self, seed: int = 0, **changes: Any) -> HistoryReferences:
         poses = straight_drive(2, step_m=2.0) @ random_poses(2, seed=seed, spread_m=0.3)
         given = {"frames": video(2, seed=40 + seed), "cameras": Cameras(poses, LENS), "matched": (1, 3)}
         return HistoryFrames(**{**given, **changes})
@@ -60,7 +61,7 @@ class TestPipeline:
     def test_every_clip_may_have_its_own(self, path: str) -> None:
         pipe, one, two = self.pipeline(path), self.frames(0), self.frames(1)
         poses = torch.stack([history.cameras.world_from_camera for history in (one, two)])
-        images = torch.stack([one.images()[0], two.images()[0]])
+        images = torch.stack([video(2, seed=40), video(2, seed=41)])
         both = HistoryFrames(images, Cameras(poses, LENS), (1, 3))
         text = {"num_inference_steps": 1, "guidance_scale": 1.0}
         noise = torch.randn(1, 4, 4, HEIGHT // 16, WIDTH // 16, generator=dice())
@@ -83,18 +84,18 @@ class TestPipeline:
         pipe = self.pipeline("sa")
         small = Pinhole(10.0, 10.0, 8.0, 8.0, 16, 16)
         poses = self.frames().cameras.world_from_camera
-        for history, message in (
-            (self.frames(frames=video(2, height=16, width=16)), r"history.frames.*64×32"),
-            (self.frames(cameras=Cameras(poses, small)), r"history.cameras.lens.*64×32"),
-            (self.frames(frames=video(2, height=64, width=32)), r"history.frames.*64×32.*got 32×64"),
-            (self.frames(matched=(1, 4)), r"history.matched.*\[0, 4\)"),
-            (self.frames(matched=(-1, 3)), r"history.matched.*\[0, 4\)"),
-            (self.frames(matched=(1, 2, 3)), r"history.times.*2 references"),
-            (self.frames(frames=video(3)), r"history.cameras.*3 references"),
-            (self.frames(frames=video(2).float()), r"history.frames.*uint8"),
+        for changes, message in (
+            ({"frames": video(2, height=16, width=16)}, r"history.frames.*64×32"),
+            ({"cameras": Cameras(poses, small)}, r"history.cameras.lens.*64×32"),
+            ({"frames": video(2, height=64, width=32)}, r"history.frames.*64×32.*got 32×64"),
+            ({"matched": (1, 4)}, r"history.matched.*\[0, 4\)"),
+            ({"matched": (-1, 3)}, r"history.matched.*\[0, 4\)"),
+            ({"matched": (1, 2, 3)}, r"history.times.*2 references"),
+            ({"frames": video(3)}, r"history.cameras.*3 references"),
+            ({"frames": video(2).float()}, r"history.frames.*uint8"),
         ):
             with pytest.raises(ValueError, match=message):
-                self.latents(pipe, history=history)
+                self.latents(pipe, history=self.frames(**changes))
         three = self.frames(frames=video(6).unflatten(0, (3, 2)))
         with pytest.raises(ValueError, match=r"history.*one set for all clips"):
             self.latents(pipe, history=three)
@@ -106,6 +107,13 @@ class TestPipeline:
 
 
 class TestRefusals:
+    def test_images_that_nobody_encoded(self) -> None:
+        """A model of pixels would take bytes for latents."""
+        good = references()
+        images = replace(good, latents=torch.zeros(1, 4, 2, 4, 6, dtype=torch.uint8))
+        with pytest.raises(ValueError, match=r"history\.latents must be latents, got images; call history\.encoded"):
+            run_with(wan_with("sa"), images)
+
     def test_a_branch_without_history(self) -> None:
         with pytest.raises(ValueError, match=r"history.*branch without history.*CameraBranchConfig\(history="):
             run_with(wan_with(None), references())

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from wan_models import TINY_MEROPE, cameras, perturb, run, tiny_config, tiny_wan
 
 import merope
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.wan import attach, attached_branch, load_branch
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -98,6 +99,17 @@ def test_weights_that_are_not_those_of_the_config_are_refused(tmp_path: Path, da
     save_file(weights, tmp_path / WEIGHTS)
     with pytest.raises(ValueError, match=rf"{damage}_keys.*cam_out.weight"):
         load_branch(tiny_wan(), tmp_path)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_numbers_are_named(tmp_path: Path, value: float) -> None:
+    attach(tiny_wan(), tiny_config()).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    weights["camera_blocks.3.cam_qkv.weight"][5, 7] = value
+    save_file(weights, tmp_path / WEIGHTS)
+    for load in (lambda: load_branch(tiny_wan(), tmp_path), lambda: CameraBranch.from_pretrained(tmp_path)):
+        with pytest.raises(ValueError, match=r"weight camera_blocks\.3\.cam_qkv\.weight must be finite"):
+            load()
 
 
 def test_what_is_no_branch(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from adapters.wan_models import perturb, tiny_config, tiny_wan
 from diffusers import WanPipeline
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from scenes import curved_drive, straight_drive
 from tiny_pipelines import HEIGHT, LENS, WIDTH, pixel_pipeline, tiny_pipeline, video
 
@@ -29,6 +31,7 @@ from merope.geometry.lenses import Pinhole
 from merope.geometry.trajectories import driving_path
 
 FRAMES = 17
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +225,8 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     inverted = path_of(torch.linalg.inv(drive), lens=LENS)
     formats.write(inverted, scratch / "inverted.json")
     (scratch / "empty").mkdir()
+    (scratch / "taken.mp4").mkdir()
+    (scratch / "record.json").mkdir()
     for name in ("no_weights", "no_shard", "two_transformers"):
         shutil.copytree(files / "model", scratch / name)
     (scratch / "no_weights" / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
@@ -245,7 +250,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "no lens in file": ({"lens": scratch / "poses.txt"}, "poses only"),
         "too short": ({"frames": 61}, "61 frames long at 12 fps, got 60"),
         "missing trajectory": ({"trajectory": scratch / "nowhere.txt"}, "nowhere.txt"),
-        "frames": ({"frames": 16}, "use 13 or 17"),
+        "frames": ({"frames": 16}, "--frames must be 4k + 1 frames, got 16; use 13 or 17"),
         "size": ({"size": (40, 64)}, "use 32 or 64"),
         "missing model": ({"model": scratch / "nowhere"}, "model folder"),
         "no model": ({"model": scratch / "empty"}, "model_index.json"),
@@ -257,7 +262,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "other base": ({"branch": scratch / "other_branch"}, "3 there, 2 here"),
         "missing transformer": ({"transformer": "./nowhere"}, "transformer folder"),
         "other transformer": ({"transformer": scratch / "other_transformer"}, "2 there, 3 here"),
-        "no prompt": ({"prompt": None}, "prompt"),
+        "no prompt": ({"prompt": None}, '--prompt "" is no text'),
         "prefix too long": ({"prefix_frames": 17}, "shorter than the clip"),
         "prefix not 4k + 1": ({"prefix_frames": 8}, "use 5 or 9"),
         "missing prefix": ({"prefix": scratch / "nowhere.mp4"}, "nowhere.mp4 is missing"),
@@ -271,6 +276,8 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "negative frames": ({"frames": -3}, "frames must be at least 1"),
         "fps": ({"fps": 0.0}, "fps must be positive"),
         "device": ({"device": "abacus"}, "one of torch's"),
+        "a folder": ({"out": scratch / "taken.mp4"}, "taken.mp4, a folder"),
+        "a folder beside": ({"out": scratch / "record.mp4"}, "record.json, a folder"),
         "unwritable": ({"out": scratch / "broken.mp4" / "clip.mp4"}, "broken.mp4"),
     }
 
@@ -288,6 +295,58 @@ def test_refused_before_weights_are_read(
         assert main(arguments(files, **{"out": out, **changes})) == 2, name
         assert message in capsys.readouterr().err, name
         assert not out.parent.exists(), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": "rain"}, "--prompt must be left out for a model without a text encoder"),
+        ({"negative_prompt": "rain"}, "--negative-prompt must be left out"),
+        ({"guidance": 3.0}, "--guidance must be at most 1"),
+    ],
+)
+def test_text_for_a_model_without_text(
+    tmp_path: Path, changes: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = pixel_pipeline()
+    detach(pipe.transformer).save_pretrained(tmp_path / "branch")
+    pipe.save_pretrained(tmp_path / "model")
+    formats.write(path_of(straight_drive(6), lens=LENS), tmp_path / "bend.json")
+    options = {"prefix": None, "prompt": None, "frames": 6, **changes}
+    assert main(arguments(tmp_path, tmp_path / "clip.mp4", **options)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["av", "ftfy"])
+def test_missing_package_is_named_before_weights_are_read(
+    files: Path, tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(CameraVideoPipeline, "from_pretrained", None)  # calling it would be another error
+    assert main(arguments(files, tmp_path / "clip.mp4", prefix=None)) == 2
+    assert f"{package} is not installed: pip install 'merope[" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_numbers(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One NaN makes every frame black: it is refused by its name in a branch, and by what came out elsewhere."""
+    shutil.copytree(files / "branch", tmp_path / "branch")
+    shutil.copytree(files / "model", tmp_path / "model")
+    for folder, name in (
+        (tmp_path / "branch", "camera_blocks.1.cam_out.bias"),
+        (tmp_path / "model" / "transformer", "proj_out.bias"),
+        (tmp_path / "model" / "vae", "decoder.conv_out.bias"),
+    ):
+        good = load_file(folder / WEIGHTS)
+        save_file({**good, name: torch.full_like(good[name], torch.nan)}, folder / WEIGHTS, {"format": "pt"})
+        branch = tmp_path / "branch" if folder.name == "branch" else files / "branch"
+        model = files / "model" if folder.name == "branch" else tmp_path / "model"
+        out = tmp_path / "out" / "clip.mp4"
+        assert main(arguments(files, out, model=model, branch=branch, frames=5, prefix=None)) == 2
+        said = capsys.readouterr().err
+        expected = {"branch": name, "transformer": "the sampled latents", "vae": "the decoded frames"}[folder.name]
+        assert f"{expected} must be finite, got NaN or inf" in said
+        assert not out.parent.exists()
+        save_file(good, folder / WEIGHTS, {"format": "pt"})
 
 
 def test_interrupted_run_leaves_nothing(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,21 +204,22 @@ class TestCameras:
         pipe.transformer.compile(backend="eager")
         assert torch.equal(latents_of(pipe, "rain", drive(13), **options), expected)
 
-    @pytest.mark.parametrize("in_place", [False, True])
-    def test_compiled_transformer_is_given_a_finished_plan(self, in_place: bool) -> None:
-        """Plans are made outside the compiled call. The stance keeps the wrapper and leaves out the compiler."""
+    @pytest.mark.parametrize("compiled", ["no", "wrapped", "in place"])
+    def test_transformer_is_given_cameras_made_ready(self, compiled: str) -> None:
+        """Once for all steps and passes. The stance keeps the compiler's wrapper and leaves out the compiler."""
         pipe = tiny_pipeline()
         expected = latents_of(pipe, "a street", drive(13), video(5))
         given: list[object] = []
         hook = lambda m, a, kw: given.append(kw["attention_kwargs"]["cameras"])  # noqa: E731
         pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
-        if in_place:
+        if compiled == "in place":
             pipe.transformer.compile(backend="eager")
-        else:
+        elif compiled == "wrapped":
             pipe.transformer = torch.compile(pipe.transformer, backend="eager")
         with torch.compiler.set_stance("force_eager"):
             latents = latents_of(pipe, "a street", drive(13), video(5))
         assert torch.equal(latents, expected)
+        assert len(given) == 4
         assert len({id(condition) for condition in given}) == 1
         assert all(isinstance(condition, CameraCondition) for condition in given)
 

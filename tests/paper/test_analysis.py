@@ -206,6 +206,14 @@ def test_mass_by_distance_counts_frames_before_and_after() -> None:
     assert _by_distance(mass).tolist() == pytest.approx([0.6, 0.25, 0.1])
 
 
+def test_numbers_that_are_none_are_refused() -> None:
+    transformer = branched()
+    with torch.no_grad():
+        transformer.blocks[2].attn1.to_q.bias[0] = torch.nan
+    with pytest.raises(ValueError, match="the amplitude of block 3 must be finite, got NaN or inf"):
+        analyse(transformer, **inputs())
+
+
 def test_what_cannot_be_watched() -> None:
     with pytest.raises(ValueError, match=r"transformer.*camera branch"):
         analyse(tiny_wan(), **tiny_inputs())
