@@ -67,7 +67,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         "--trajectory-option",
         action="append",
         default=[],
-        type=_key_and_value,
+        type=key_and_value,
         metavar="KEY=VALUE",
         help="what the format needs besides, such as camera=cam01 or image_size=[640,360]; may be repeated",
     )
@@ -86,7 +86,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
 
 
-def _key_and_value(text: str) -> tuple[str, object]:
+def key_and_value(text: str) -> tuple[str, object]:
     """camera=cam01 as ("camera", "cam01"), image_size=[640,360] as ("image_size", (640, 360))."""
     import json
 

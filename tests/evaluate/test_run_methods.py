@@ -102,7 +102,7 @@ def test_precomputed_poses_of_a_longer_video_are_those_of_its_first_frames(tmp_p
 class Deadly:
     """A choice whose estimator takes its process with it."""
 
-    checkpoint = None
+    checkpoint = second = None
 
     @property
     def name(self) -> str:
