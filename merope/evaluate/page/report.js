@@ -111,4 +111,7 @@ control("metric")?.addEventListener("change", showMetric);
 document.querySelector("form.controls").addEventListener("submit", (event) => event.preventDefault());
 choose();
 if (control("metric")) showMetric();
-if (clips.length > 0) setOpen(clips[0], true);
+
+// Something to see before the first click: the worst clip that has pictures.
+const first = clips.find((body) => body.querySelector("script").textContent.includes("<img"));
+if (first !== undefined) setOpen(first, true);
