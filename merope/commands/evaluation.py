@@ -151,9 +151,6 @@ def _methods(options: argparse.Namespace) -> dict[str, Path]:
         if not (name and separator and folder) or name in methods:
             raise invalid("--method", "NAME=FOLDER with a name of its own", repr(given), "give each method once")
         methods[name] = Path(folder)
-    for name, place in methods.items():
-        if not place.is_dir():
-            raise invalid(f"videos of {name}", "a folder that exists", place, "check the path")
     if not methods:
         raise invalid("--videos or --method", "given", "neither", "pass a folder of videos")
     return methods

@@ -218,6 +218,11 @@ def _files(folder: Path, suffixes: Iterable[str], models: bool = False) -> list[
     return found
 
 
+def video_places(folder: Path) -> list[str]:
+    """Videos anywhere below a folder, but for hidden ones, by their places in it."""
+    return [file.relative_to(folder).as_posix() for _, file in _files(folder, VIDEO_SUFFIXES)]
+
+
 def _is_record(path: Path) -> bool:
     """Whether a file is what `merope generate` writes about a clip whose path stands beside it."""
     if path.suffix != ".json" or not path.with_name(path.stem + CAMERAS_SUFFIX).is_file():

@@ -26,7 +26,7 @@ from merope.evaluate.detectors import (
     fid,
     fvd,
 )
-from merope.evaluate.discover import VIDEO_SUFFIXES, printable
+from merope.evaluate.discover import printable, video_places
 from merope.evaluate.frechet import FeatureSource, FrechetStatistics
 from merope.formats.video import read_first_frames
 from merope.formats.writing import replace_text
@@ -139,7 +139,7 @@ def look_through(name: str, folder: Path) -> VideoSet:
     frames: dict[str, int] = {}
     unreadable: dict[str, str] = {}
     digest = hashlib.sha256()
-    for clip in _with_progress(_video_places(folder), f"looking through: {name}"):
+    for clip in _with_progress(video_places(folder), f"looking through: {name}"):
         try:
             _, frames[clip] = read_first_frames(folder / clip, 1)
         except (OSError, ValueError) as error:
@@ -157,16 +157,6 @@ def look_through(name: str, folder: Path) -> VideoSet:
             fix = "cut all videos to one length: features of different lengths do not compare"
             raise invalid(f"video {folder / clip}", f"{frames[first]} frames long like {first}", count, fix)
     return VideoSet(name, folder, tuple(frames), frames[first], digest.hexdigest(), unreadable)
-
-
-def _video_places(folder: Path) -> list[str]:
-    """Videos anywhere below a folder, but for hidden ones."""
-    places = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
-    return [
-        place.as_posix()
-        for place in places
-        if place.suffix.lower() in VIDEO_SUFFIXES and not any(part.startswith(".") for part in place.parts)
-    ]
 
 
 def _check_comparable(

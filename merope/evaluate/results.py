@@ -102,13 +102,11 @@ class Results:
 
     def counts(self, group: str, method: str) -> Counts:
         """How many clips of a group a method should have followed, and what became of them."""
-        own = [clip for clip in self.clips if clip.method == method]
         if group == IN_COMMON:
             common = self.summaries[group][method].clips
             return Counts(common, common, 0)
-        own = [clip for clip in own if group in (EVERYTHING, clip.clip.manoeuvre)]
-        doubted = sum(not clip.record.trusted for clip in own)
-        return Counts(len(own), sum(clip.is_measured for clip in own), doubted)
+        own = [c for c in self.clips if c.method == method and group in (EVERYTHING, c.clip.manoeuvre)]
+        return Counts(len(own), sum(c.is_measured for c in own), sum(not c.record.trusted for c in own))
 
     def table(self, group: str) -> dict[str, dict[str, Interval]]:
         """Numbers by method and name. FID and FVD are of sets of videos, not means of clips: only among all clips."""

@@ -97,6 +97,8 @@ def _check_choice(choice: EstimatorChoice, estimates: Path | None) -> None:
     if choice.name == "render-anchored":
         fix = "call RenderAnchoredEstimator for each clip, write the poses, and evaluate them as precomputed"
         raise invalid("estimator", "one that needs nothing but the video", repr(choice.name), fix)
+    if choice.second is not None and choice.second.name == choice.name:
+        raise invalid("check", "another estimator", f"{choice.name} for itself", "pass opencv, colmap or none")
     if (choice.name == "precomputed") != (estimates is not None):
         expected = "a folder with estimator precomputed, and not otherwise"
         raise invalid("estimates", expected, f"{estimates} with {choice.name}", "pass both or neither")

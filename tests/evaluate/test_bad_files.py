@@ -244,7 +244,7 @@ def test_options_of_a_format_reach_its_reader(folder: Path, capsys: pytest.Captu
     ("option", "words"),
     [
         ("--commanded", "--commanded must be a file or folder that exists"),
-        ("--videos", "must be a folder that exists"),
+        ("--videos", "videos of nowhere must be a folder"),
         ("--estimates", "--estimates must be a file or folder that exists"),
         ("--fidelity", "--fidelity must be a file or folder that exists"),
         ("--checkpoint", "--checkpoint must be a file or folder that exists"),
