@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
-from merope.bench.world_tests import FIRST_TEST_SEED, WorldTest, clips_of_world
 from merope.evaluate.estimators import PoseEstimate, PoseEstimator, estimator
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import pose_metrics
@@ -38,6 +37,7 @@ from merope.geometry.poses import relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 from merope.geometry.trajectories import unicycle_path
 from merope.world.clips import WorldClips
+from merope.world.commanded import FIRST_TEST_SEED, WorldTest, commanded_clips
 from merope.world.render import Render, render
 from merope.world.scene import World
 
@@ -142,17 +142,16 @@ def _distance(true: Tensor, found: PoseEstimate) -> tuple[Tensor, Tensor]:  # [n
 def trust(height: int) -> list[Row]:
     """COLMAP and the tracker on true clips of one size: their errors, and their difference."""
     size, rows = WorldClips(height=height, width=height * 16 // 9), []
-    for world in (0, 1):
-        for clip in clips_of_world(WorldTest(), size, FIRST_TEST_SEED + world, torch.device("cpu")):
-            row: Row = {"height": height, "world": world, "manoeuvre": clip.manoeuvre}
-            found = {name: estimator(name)(clip.true, clip.cameras.lens) for name in ("colmap", "opencv")}
-            for name, one in found.items():
-                errors = pose_metrics(clip.cameras.world_from_camera, one.world_from_camera, one.valid)
-                row |= {f"{name}_{key}": errors.as_dict()[key] for key in ("valid_frames", "rot_deg", "tr_percent")}
-            apart = difference(found["colmap"], found["opencv"])
-            row["apart"] = None if apart is None else [apart.turn_deg, apart.shift_percent]
-            print(json.dumps(row), flush=True)
-            rows.append(row)
+    for clip in commanded_clips(WorldTest(worlds=2), size, torch.device("cpu")):
+        row: Row = {"height": height, "world": clip.seed - FIRST_TEST_SEED, "manoeuvre": clip.manoeuvre}
+        found = {name: estimator(name)(clip.true, clip.cameras.lens) for name in ("colmap", "opencv")}
+        for name, one in found.items():
+            errors = pose_metrics(clip.cameras.world_from_camera, one.world_from_camera, one.valid)
+            row |= {f"{name}_{key}": errors.as_dict()[key] for key in ("valid_frames", "rot_deg", "tr_percent")}
+        apart = difference(found["colmap"], found["opencv"])
+        row["apart"] = None if apart is None else [apart.turn_deg, apart.shift_percent]
+        print(json.dumps(row), flush=True)
+        rows.append(row)
     return rows
 
 

@@ -94,13 +94,7 @@ def _summary(results: Results) -> str:
 
 
 def _doubts(results: Results) -> str:
-    """How many clips of whom are in no number because their poses cannot be believed."""
-    counts = {method: results.counts(EVERYTHING, method) for method in results.methods}
-    lines = "".join(
-        f"<li>{escape(method)}: {own.commanded} clips, {own.not_trusted} not trusted</li>"
-        for method, own in counts.items()
-        if own.not_trusted
-    )
+    lines = "".join(f"<li>{escape(line)}</li>" for line in results.doubted)
     return f'<p class="problem">{escape(NOT_TRUSTED.capitalize())}:</p>\n<ul>{lines}</ul>\n' if lines else ""
 
 

@@ -46,14 +46,8 @@ FIDELITY_COLUMNS = (
 
 
 def shown_columns(results: Results) -> list[Column]:
-    """Those of clips that any method was measured in, or that a clip has which is not trusted."""
-    rows = results.table(EVERYTHING).values()
-    return [
-        column
-        for column in COLUMNS
-        if any(column.name in values for values in rows)
-        or any(not math.isnan(clip.value(column.name)) for clip in results.clips if not clip.record.trusted)
-    ]
+    """Those that any clip has a number of."""
+    return [c for c in COLUMNS if any(not math.isnan(clip.value(c.name)) for clip in results.clips)]
 
 
 def shown_fidelity(results: Results) -> list[Column]:

@@ -100,6 +100,13 @@ class Results:
     def problems(self) -> list[Problem]:
         return [problem for clip in self.clips for problem in clip.problems] + list(self.strays)
 
+    @property
+    def doubted(self) -> list[str]:
+        """A line for each method that has clips whose poses cannot be believed."""
+        counts = {method: self.counts(EVERYTHING, method) for method in self.methods}
+        lines = {method: f"{own.commanded} clips, {own.not_trusted} not trusted" for method, own in counts.items()}
+        return [f"{method}: {line}" for method, line in lines.items() if counts[method].not_trusted]
+
     def counts(self, group: str, method: str) -> Counts:
         """How many clips of a group a method should have followed, and what became of them."""
         if group == IN_COMMON:
@@ -265,7 +272,7 @@ def _cell(text: str) -> str:
 def as_text(results: Results) -> str:
     """The summary and every problem, for a terminal."""
     lines = [line for group in results.summaries for line in _table_lines(results, group)]
-    lines += _trust_lines(results)
+    lines += [f"{line}: {NOT_TRUSTED}" for line in results.doubted]
     if results.fidelity is not None:
         lines += [f"not in FID and FVD, {line}" for line in results.fidelity.left_out]
     if results.problems:
@@ -273,16 +280,6 @@ def as_text(results: Results) -> str:
     for one in results.problems:
         lines.append(f"  {one.method}: {one.clip}: {one.kind}: {one.reason} [{HOW_COUNTED[one.kind]}]")
     return printable("\n".join(lines))
-
-
-def _trust_lines(results: Results) -> list[str]:
-    """Who has clips that are not in the means because their poses cannot be believed."""
-    counts = {method: results.counts(EVERYTHING, method) for method in results.methods}
-    return [
-        f"{method}: {own.commanded} clips, {own.not_trusted} not trusted: {NOT_TRUSTED}"
-        for method, own in counts.items()
-        if own.not_trusted
-    ]
 
 
 def _table_lines(results: Results, group: str) -> list[str]:

@@ -16,7 +16,7 @@ from merope.evaluate.metrics import NORM_FLOOR, aligning_scale, relative_to_firs
 
 MAX_TURN_DEG, MAX_SHIFT_PERCENT = 2.0, 10.0
 """Estimators agree below both. On true renders two right paths differ by up to 0.8° and 5 %, a right and a wrong one by
-12° and 30 % or more (docs/estimators.md)."""
+10 % or more, most of them by 15° and 30 % (docs/estimators.md)."""
 
 UNCHECKED = "could not be checked"
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from merope.bench.world_tests import FIRST_TEST_SEED, WorldTest
 from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.opencv_tracker import OpenCVTracker, _followed
 from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
@@ -18,6 +17,7 @@ from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import unicycle_path
 from merope.world.clips import WorldClips
+from merope.world.commanded import FIRST_TEST_SEED, WorldTest
 from merope.world.render import render
 from merope.world.scene import World
 

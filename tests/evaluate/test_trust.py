@@ -11,7 +11,6 @@ from scenes import curved_drive, random_poses
 from torch import Tensor
 
 from merope import formats
-from merope.bench.world_tests import FIRST_TEST_SEED, WorldTest, clips_of_world
 from merope.cli import main
 from merope.evaluate import recover as recover_module
 from merope.evaluate.estimators import ESTIMATORS
@@ -26,6 +25,7 @@ from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_video
 from merope.geometry.lenses import Lens
 from merope.world.clips import WorldClips
+from merope.world.commanded import WorldTest, commanded_clips
 from tests.evaluate.clip_files import FRAMES, kinds, outputs, write_clip, write_path
 
 RIGHT, WRONG = curved_drive(FRAMES, yaw_step_rad=0.075), curved_drive(FRAMES, yaw_step_rad=0.2)
@@ -198,13 +198,12 @@ def test_help_names_the_default_and_its_check(capsys: pytest.CaptureFixture[str]
 
 def test_true_renders_of_72_by_128_along_their_own_commands_give_no_large_error(tmp_path: Path) -> None:
     """COLMAP is 10° to 50° off on most of these and registers all frames; none of that may be in a mean."""
-    for world in (0, 1):
-        for clip in clips_of_world(WorldTest(), WorldClips(), FIRST_TEST_SEED + world, torch.device("cpu")):
-            name = f"world-{world}_{clip.manoeuvre}"
-            write_video(clip.true, tmp_path / f"videos/{name}.mp4", 4.0)
-            path = Trajectory(clip.cameras.world_from_camera, True, "made by a test", lens=clip.cameras.lens)
-            (tmp_path / "commanded").mkdir(exist_ok=True)
-            formats.write(path, tmp_path / f"commanded/{name}.json")
+    (tmp_path / "commanded").mkdir()
+    for clip in commanded_clips(WorldTest(worlds=2), WorldClips(), torch.device("cpu")):
+        name = f"world-{clip.seed}_{clip.manoeuvre}"
+        write_video(clip.true, tmp_path / f"videos/{name}.mp4", 4.0)
+        path = Trajectory(clip.cameras.world_from_camera, True, "made by a test", lens=clip.cameras.lens)
+        formats.write(path, tmp_path / f"commanded/{name}.json")
     results = evaluate(
         tmp_path / "commanded", {"true": tmp_path / "videos"}, EstimatorChoice("colmap"), tmp_path / "out"
     )
