@@ -16,7 +16,7 @@ from paths import BODY_FROM_CAMERA, CENTRED, METRIC, NEEDS, largest, lens_differ
 from scenes import random_poses, random_rotations
 
 from merope import formats
-from merope.commands.models import _key_and_value
+from merope.commands.models import key_and_value
 from merope.formats.trajectory import Trajectory
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, Pinhole, UnifiedCamera
@@ -275,12 +275,12 @@ def test_the_body_of_tum_and_euroc_carries_the_camera(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["tum", "euroc"])
 def test_the_body_may_come_from_a_command_line(tmp_path: Path, format: str) -> None:
     formats.write(random_trajectory(format), tmp_path / "a", format, body_from_camera=BODY_FROM_CAMERA)
-    name, rows = _key_and_value(f"body_from_camera={json.dumps(BODY_FROM_CAMERA.tolist())}")
+    name, rows = key_and_value(f"body_from_camera={json.dumps(BODY_FROM_CAMERA.tolist())}")
     expected = formats.read(tmp_path / "a", format, body_from_camera=BODY_FROM_CAMERA)
     read = formats.read(tmp_path / "a", format, **{name: rows})
     assert torch.equal(read.world_from_camera, expected.world_from_camera)
     for value in ("[[1, 0], [0]]", "[[1, 0, 0, 0", '[["a", 0, 0, 0]]'):
-        name, rows = _key_and_value(f"body_from_camera={value}")
+        name, rows = key_and_value(f"body_from_camera={value}")
         with pytest.raises(ValueError, match=r"^body_from_camera must be four rows of four numbers, got"):
             formats.read(tmp_path / "a", format, **{name: rows})
 
