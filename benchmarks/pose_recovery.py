@@ -7,6 +7,10 @@ street: straight, then a right turn of 30°. It is seen clean, with noise of 5 g
 quarter and back. The last rows show every sixth frame from somewhere else than commanded, by a known turn and shift:
 how far the recovered poses are from the true ones, as a share of what was injected. COLMAP takes all cores here, with
 which its third digit changes from run to run.
+
+`--trust` measures something else, on six true clips of the world benchmark (13 frames at 4 Hz, so long steps) at each
+of three sizes: how wrong COLMAP and the tracker are, and how far they are from each other. The limits of
+merope/evaluate/trust.py come from these rows.
 """
 
 import argparse
@@ -25,11 +29,15 @@ from torch.nn.functional import interpolate, normalize
 from merope.evaluate.estimators import PoseEstimate, PoseEstimator, estimator
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import pose_metrics
+from merope.evaluate.trust import difference
+from merope.formats.video import as_bytes
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 from merope.geometry.trajectories import unicycle_path
+from merope.world.clips import WorldClips
+from merope.world.commanded import FIRST_TEST_SEED, WorldTest, commanded_clips
 from merope.world.render import Render, render
 from merope.world.scene import World
 
@@ -60,10 +68,6 @@ def drive(seed: int, height: int, width: int) -> Drive:
     print(f"rendering {FRAMES} frames of world {seed}", flush=True)
     seen = render(world, cameras, height, width)
     return Drive(seed, world, cameras, seen, torch.Generator().manual_seed(seed))
-
-
-def as_bytes(image: Tensor) -> Tensor:  # float [T, H, W, 3] in [0, 1] -> uint8
-    return (255.0 * image).round().clamp(0.0, 255.0).to(torch.uint8)
 
 
 def noisy(image: Tensor, generator: torch.Generator) -> Tensor:
@@ -135,6 +139,22 @@ def _distance(true: Tensor, found: PoseEstimate) -> tuple[Tensor, Tensor]:  # [n
     return torch.rad2deg(2.0 * torch.asin(chord / math.sqrt(8.0))), off[:, :3, 3].norm(dim=-1)
 
 
+def trust(height: int) -> list[Row]:
+    """COLMAP and the tracker on true clips of one size: their errors, and their difference."""
+    size, rows = WorldClips(height=height, width=height * 16 // 9), []
+    for clip in commanded_clips(WorldTest(worlds=2), size, torch.device("cpu")):
+        row: Row = {"height": height, "world": clip.seed - FIRST_TEST_SEED, "manoeuvre": clip.manoeuvre}
+        found = {name: estimator(name)(clip.true, clip.cameras.lens) for name in ("colmap", "opencv")}
+        for name, one in found.items():
+            errors = pose_metrics(clip.cameras.world_from_camera, one.world_from_camera, one.valid)
+            row |= {f"{name}_{key}": errors.as_dict()[key] for key in ("valid_frames", "rot_deg", "tr_percent")}
+        apart = difference(found["colmap"], found["opencv"])
+        row["apart"] = None if apart is None else [apart.turn_deg, apart.shift_percent]
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
     """Print the rows and write them, after every clip."""
     parser = argparse.ArgumentParser(description="pose recovery on videos with known poses")
@@ -142,12 +162,17 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=288)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/pose_recovery.json"))
+    parser.add_argument("--trust", type=Path, metavar="FILE", help="measure only when to trust, and write it there")
     arguments = parser.parse_args()
     report: dict[str, object] = {
         "size": [FRAMES, arguments.height, arguments.width], "device": f"CPU, {torch.get_num_threads()} threads",
         "load_1min": os.getloadavg()[0], "torch": torch.__version__, "pycolmap": version("pycolmap"),
         "opencv": version("opencv-python-headless"),
     }  # fmt: skip
+    if arguments.trust is not None:
+        sizes = {str(height): trust(height) for height in (72, 144, 288)}
+        arguments.trust.write_text(json.dumps({**report, "size": None, "trust": sizes}, indent=1) + "\n")
+        return
     rows: list[Row] = []
     offsets: list[Row] = []
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,11 @@ import json
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +40,7 @@ from merope.bench.scores import (
     summaries,
 )
 from merope.draw.progress import ProgressLine
+from merope.evaluate.workers import leave_with_parent
 from merope.formats.writing import replace_text
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
@@ -300,15 +299,8 @@ def _begin_worker() -> None:
     A worker leaves when that process does, however it ends: it would wait for jobs for ever. And workers must not fight
     for cores, neither each other's nor those that training needs to keep a GPU busy.
     """
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    leave_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     os.nice(WORKER_NICENESS)
-
-
-def _leave_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)

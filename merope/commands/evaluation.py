@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from merope.commands.models import key_and_value
+
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -18,7 +20,26 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", action="append", default=[], metavar="NAME=FOLDER", help="videos of a method; repeat to compare"
     )
-    parser.add_argument("--estimator", default="colmap", help="colmap, opencv, precomputed, vggt-omega, vggt, …")
+    parser.add_argument(
+        "--trajectory-option",
+        action="append",
+        default=[],
+        type=key_and_value,
+        metavar="KEY=VALUE",
+        help="what the format of the pose files needs besides, such as camera=cam01; may be repeated",
+    )
+    parser.add_argument(
+        "--estimator",
+        default="colmap",
+        help="colmap (the default), opencv, precomputed, vggt-omega, vggt, depth-anything-3 or map-anything",
+    )
+    parser.add_argument(
+        "--check",
+        default="default",
+        metavar="ESTIMATOR",
+        help="a second estimator that has to find the same path, or a clip is not trusted and in no mean: opencv or "
+        "colmap, or none to switch it off; by default opencv checks colmap, and others are not checked",
+    )
     parser.add_argument("--checkpoint", type=Path, help="weights of a learned estimator")
     parser.add_argument("--estimates", type=Path, metavar="FOLDER", help="recovered paths, for precomputed")
     parser.add_argument("--fidelity", type=Path, metavar="FILE", help="fidelity.json: FID and FVD for the report")
@@ -29,13 +50,13 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-
+    methods = _methods(options)
+    _require_files(options, "commanded", "estimates", "fidelity", "checkpoint")
     from merope.evaluate.recover import EstimatorChoice
     from merope.evaluate.results import as_text
     from merope.evaluate.run import evaluate
 
-    methods = _methods(options)
-    choice = EstimatorChoice(options.estimator, options.checkpoint)
+    choice = EstimatorChoice(options.estimator, options.checkpoint, options.check)
     workers = options.workers or (1 if options.checkpoint else os.cpu_count() or 1)
     try:
         results = evaluate(
@@ -47,6 +68,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             options.estimates,
             options.seed,
             options.fidelity,
+            dict(options.trajectory_option),
         )
     except KeyboardInterrupt:
         print("\nmerope: interrupted; finished clips are kept, run the same command to go on", file=sys.stderr)
@@ -66,12 +88,18 @@ def add_fidelity(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inception", type=Path, metavar="FILE", help="TorchScript detector of FID")
     parser.add_argument("--i3d", type=Path, metavar="FILE", help="TorchScript detector of FVD")
+    parser.add_argument(
+        "--allow-code", action="store_true", help="run the detector files, which are programs: only those you trust"
+    )
     parser.add_argument("--prefix-frames", type=int, default=9, help="first frames of every video that are left out")
     parser.add_argument("--out", type=Path, default=Path("outputs/fidelity"), help="folder of fidelity.json")
     parser.set_defaults(run=_fidelity)
 
 
 def _fidelity(options: argparse.Namespace) -> int:
+    methods = _methods(options)
+    _require_files(options, "reference")
+    _require_consent(options)
     import torch
 
     from merope.evaluate.detectors import Detector, I3DDetector, InceptionDetector
@@ -84,13 +112,33 @@ def _fidelity(options: argparse.Namespace) -> int:
     if options.i3d is not None:
         detectors.append(I3DDetector(options.i3d, device))
     try:
-        result = fidelity(_methods(options), options.reference, detectors, options.out, options.prefix_frames)
+        result = fidelity(methods, options.reference, detectors, options.out, options.prefix_frames)
     except KeyboardInterrupt:
         print("\nmerope: interrupted; finished folders are kept, run the same command to go on", file=sys.stderr)
         return 130
     print(as_text(result))
     print(f"wrote {options.out / 'fidelity.json'}")
     return 1 if result.left_out else 0
+
+
+def _require_files(options: argparse.Namespace, *names: str) -> None:
+    """Refuse a path that does not exist at once, before anything slow is imported."""
+    from merope.errors import invalid
+
+    for name in names:
+        path = getattr(options, name)
+        if path is not None and not path.exists():
+            raise invalid(f"--{name}", "a file or folder that exists", path, "check the path")
+
+
+def _require_consent(options: argparse.Namespace) -> None:
+    """TorchScript is a program that can read and write files: it runs only if the user says so."""
+    from merope.errors import invalid
+
+    given = [str(file) for file in (options.inception, options.i3d) if file is not None]
+    if given and not options.allow_code:
+        fix = "pass --allow-code if you trust where they are from"
+        raise invalid("--allow-code", "given to run detector files", f"none for {', '.join(given)}", fix)
 
 
 def _methods(options: argparse.Namespace) -> dict[str, Path]:

@@ -1,5 +1,7 @@
 """FID and FVD with the public TorchScript detectors, given as files. Nothing is downloaded.
 
+A TorchScript file is a program: making a detector from one runs it. Use files whose origin you trust.
+
 Both files scale and normalise frames themselves, from 0 … 255; so frames go in as they are, and the resize filter is
 part of the file.
 """
@@ -8,6 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -111,15 +114,10 @@ def _quiet_load(path: Path, device: torch.device | str) -> torch.jit.ScriptModul
         return torch.jit.load(str(path), map_location=device)
 
 
-_has_warned = False
-
-
+@cache  # so that the second call does nothing
 def _warn_once() -> None:
-    global _has_warned
-    if not _has_warned:
-        _has_warned = True
-        message = "TorchScript is deprecated in PyTorch; the public FID and FVD detectors exist in no other form"
-        warnings.warn(message, FutureWarning, stacklevel=4)
+    message = "TorchScript is deprecated in PyTorch; the public FID and FVD detectors exist in no other form"
+    warnings.warn(message, FutureWarning, stacklevel=4)
 
 
 def feature_statistics(videos: Videos, detector: Detector, prefix_frames: int = PREFIX_FRAMES) -> FrechetStatistics:

@@ -9,18 +9,20 @@ trajectory as original, left turn and right turn) is a sub-folder (`left/scene-0
 
 import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from merope.errors import invalid
-from merope.formats import read
+from merope.formats import FORMATS, read
 from merope.formats.checks import require_increasing_times
 from merope.formats.colmap import is_model
+from merope.formats.files import Sample
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked
 
@@ -40,6 +42,10 @@ class ClipName:
     base: str
     manoeuvre: str = ""
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.base, str) and isinstance(self.manoeuvre, str)):
+            raise invalid("name of a clip", "text", (self.base, self.manoeuvre), "repair the manifest")
+
     def __str__(self) -> str:
         return f"{self.manoeuvre}/{self.base}" if self.manoeuvre else self.base
 
@@ -58,6 +64,7 @@ class Commanded:
     start: int = 0
     stride: int = 1
     frames: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()  # of the file's format, as `formats.read` takes them
 
     def __post_init__(self) -> None:
         for name, least in (("start", 0), ("stride", 1), ("frames", 1)):
@@ -67,7 +74,7 @@ class Commanded:
 
     def trajectory(self) -> Trajectory:
         """The commanded path of the clip."""
-        whole = read(self.poses)
+        whole = read(self.poses, **dict(self.options))
         require_increasing_times(whole, self.poses)
         rows = torch.arange(whole.count)[self.start :: self.stride][: self.frames]
         if len(rows) == 0 or (self.frames is not None and len(rows) < self.frames):
@@ -93,6 +100,11 @@ class Problem:
     kind: str  # a key of HOW_COUNTED
     reason: str
 
+    def __post_init__(self) -> None:
+        texts = (self.method, self.clip, self.reason)
+        if self.kind not in HOW_COUNTED or not all(isinstance(text, str) for text in texts):
+            raise invalid("problem", f"of a kind among {list(HOW_COUNTED)}", self.kind, "recover the clip again")
+
 
 _FAILED = "failed: in no mean, and every pair of its frames is a miss in the AUC"
 _NO_COMMAND = "failed: in no number, as there is no path to compare with"
@@ -112,6 +124,10 @@ HOW_COUNTED: dict[str, str] = {
     "undefined": "measured; not in the means of what is undefined; pairs without motion are misses in the AUC",
     "reversed motion": "measured; rot°, tr% and AUC cannot see it, CamMC and TransErr do",
     "static estimate": "measured; the recovered camera never moves",
+    "not trusted": "in no mean and not in the AUC; counted apart",
+    "not checked": "measured; no second estimator could confirm the poses",
+    "small frames": "measured where a second estimator agrees",
+    "other shape": "measured; the lens is stretched to the shape of the video, which is wrong for a cropped one",
 }
 """How each kind of problem counts in the results, in the words of the report."""
 
@@ -131,9 +147,14 @@ class Job:
         return self.commanded.clip
 
 
+def printable(text: str) -> str:
+    """Text as UTF-8 can hold it. Names of files may hold bytes that it cannot: each becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def clip_name(place: PurePath | str) -> ClipName:
     """The name of a file by its place below the folder, suffix already removed."""
-    *folders, stem = PurePath(place).parts
+    *folders, stem = PurePath(printable(str(place))).parts
     named = [folder for folder in folders if folder in MANOEUVRES]
     if named:
         rest = [folder for folder in folders if folder not in MANOEUVRES]
@@ -144,8 +165,8 @@ def clip_name(place: PurePath | str) -> ClipName:
     return ClipName("/".join([*folders, match["base"]]), match["manoeuvre"])
 
 
-def read_commanded(source: Path) -> list[Commanded]:
-    """The commanded paths of a folder of pose files, or of a JSON-lines manifest.
+def read_commanded(source: Path, options: Mapping[str, object] | None = None) -> list[Commanded]:
+    """The commanded paths of a folder of pose files, or of a JSON-lines manifest; `options` go to their reader.
 
     A manifest row is {"id", "poses", "start", "stride", "frames", "manoeuvre"}, poses relative to the manifest; all but
     the first two are optional and other fields are left alone. In a folder every COLMAP model is one clip.
@@ -161,7 +182,8 @@ def read_commanded(source: Path) -> list[Commanded]:
     if not found:
         fix = f"put pose files ({', '.join(POSE_SUFFIXES)}) there, named like the videos"
         raise invalid("commanded", "at least one path", f"none in {source}", fix)
-    return _with_originals(sorted(found, key=lambda one: one.clip))
+    given = tuple((options or {}).items())
+    return _with_originals(sorted((replace(one, options=given) for one in found), key=lambda one: one.clip))
 
 
 def _manifest(file: Path) -> list[Commanded]:
@@ -196,13 +218,18 @@ def _files(folder: Path, suffixes: Iterable[str], models: bool = False) -> list[
     return found
 
 
+def video_places(folder: Path) -> list[str]:
+    """Videos anywhere below a folder, but for hidden ones, by their places in it."""
+    return [file.relative_to(folder).as_posix() for _, file in _files(folder, VIDEO_SUFFIXES)]
+
+
 def _is_record(path: Path) -> bool:
     """Whether a file is what `merope generate` writes about a clip whose path stands beside it."""
     if path.suffix != ".json" or not path.with_name(path.stem + CAMERAS_SUFFIX).is_file():
         return False
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False  # left to the reader of poses, which says what is wrong
     return isinstance(content, dict) and {"settings", "versions", "wall_s"} <= content.keys()
 
@@ -246,6 +273,28 @@ def match(
             reason = f"no commanded path for {', '.join(map(str, videos[key]))}"
             strays.append(Problem(method, str(key), "no trajectory", reason))
     return jobs, strays
+
+
+def without_other_json(commanded: Iterable[Commanded], methods: Mapping[str, Path]) -> list[Commanded]:
+    """The paths of a folder without its JSON files that are something else, such as results; each is named."""
+    filmed = {name.matching for folder in methods.values() for name, _ in _files(folder, VIDEO_SUFFIXES)}
+    kept = []
+    for one in commanded:
+        if one.clip.matching in filmed or not _is_other_json(one.poses):
+            kept.append(one)
+        else:
+            print(f"{one.poses} is no pose file, and no video has its name: left alone", file=sys.stderr)
+    return kept
+
+
+def _is_other_json(path: Path) -> bool:
+    if path.suffix.lower() != ".json":
+        return False
+    try:
+        sample = Sample(document=json.loads(path.read_text(encoding="utf-8-sig")))
+    except (OSError, ValueError, RecursionError):
+        return False  # damaged: left to the reader of poses, which says what is wrong
+    return not any(format.matches(sample) for format in FORMATS.values())
 
 
 def _by_name(named: Iterable[tuple[ClipName, Found]]) -> dict[ClipName, list[Found]]:

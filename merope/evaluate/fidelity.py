@@ -7,7 +7,6 @@ is interrupted goes on with the folder it was at, and the reference is passed th
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.evaluate.detectors import (
     I3D_HINT,
@@ -26,10 +26,10 @@ from merope.evaluate.detectors import (
     fid,
     fvd,
 )
-from merope.evaluate.discover import VIDEO_SUFFIXES
+from merope.evaluate.discover import printable, video_places
 from merope.evaluate.frechet import FeatureSource, FrechetStatistics
-from merope.evaluate.record import write_whole
-from merope.evaluate.recover import decode
+from merope.formats.video import read_first_frames
+from merope.formats.writing import replace_text
 
 FORMAT = "merope-fidelity-1"
 
@@ -131,7 +131,7 @@ class VideoSet:
     def videos(self, doing: str) -> Iterator[Tensor]:  # each uint8 [T, H, W, 3]
         """One after the other, with progress."""
         for clip in _with_progress(self.clips, f"{doing}: {self.name}"):
-            yield decode(self.folder / clip, self.frames)[0]
+            yield read_first_frames(self.folder / clip, self.frames)[0]
 
 
 def look_through(name: str, folder: Path) -> VideoSet:
@@ -139,9 +139,9 @@ def look_through(name: str, folder: Path) -> VideoSet:
     frames: dict[str, int] = {}
     unreadable: dict[str, str] = {}
     digest = hashlib.sha256()
-    for clip in _with_progress(_video_places(folder), f"looking through: {name}"):
+    for clip in _with_progress(video_places(folder), f"looking through: {name}"):
         try:
-            _, frames[clip] = decode(folder / clip, 1)
+            _, frames[clip] = read_first_frames(folder / clip, 1)
         except (OSError, ValueError) as error:
             unreadable[clip] = str(error)
             print(f"{name}: left out: {error}", file=sys.stderr)
@@ -157,16 +157,6 @@ def look_through(name: str, folder: Path) -> VideoSet:
             fix = "cut all videos to one length: features of different lengths do not compare"
             raise invalid(f"video {folder / clip}", f"{frames[first]} frames long like {first}", count, fix)
     return VideoSet(name, folder, tuple(frames), frames[first], digest.hexdigest(), unreadable)
-
-
-def _video_places(folder: Path) -> list[str]:
-    """Videos anywhere below a folder, but for hidden ones."""
-    places = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
-    return [
-        place.as_posix()
-        for place in places
-        if place.suffix.lower() in VIDEO_SUFFIXES and not any(part.startswith(".") for part in place.parts)
-    ]
 
 
 def _check_comparable(
@@ -205,23 +195,16 @@ def _statistics(
 
 
 def _with_progress(clips: Sequence[str], doing: str) -> Iterator[str]:
-    """The clips, with a line on stderr: rewritten on a terminal, every ten seconds in a log."""
-    on_terminal = sys.stderr.isatty()
-    begun = spoken = time.monotonic()
+    progress = ProgressLine(doing, len(clips), "videos")
     for done, clip in enumerate(clips, start=1):
         yield clip
-        now = time.monotonic()
-        if done == len(clips) or now - spoken > (0.2 if on_terminal else 10.0):
-            spoken, left_min = now, (now - begun) / done * (len(clips) - done) / 60
-            start, end = ("\r", "\n" if done == len(clips) else "") if on_terminal else ("", "\n")
-            line = f"{doing}: {done} of {len(clips)} videos, {left_min:.1f} min left"
-            print(f"{start}{line:<70}", end=end, file=sys.stderr, flush=True)
+        progress.show(done)
 
 
 def write_fidelity(result: Fidelity, file: Path) -> None:
     """All distances with what it takes to say them again."""
     document = {"format": FORMAT} | asdict(result)
-    write_whole(file, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    replace_text(file, printable(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"))
 
 
 def read_fidelity(file: Path) -> Fidelity:
@@ -237,7 +220,7 @@ def read_fidelity(file: Path) -> Fidelity:
             for name, one in document["methods"].items()
         }
         return Fidelity(document["reference"], document["reference_unreadable"], methods)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         fix = "make it with merope fidelity"
         raise invalid("fidelity", "a fidelity.json", f"{file} ({error!r})", fix) from error
 

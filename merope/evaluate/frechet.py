@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.writing import replacing
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,8 @@ class FrechetStatistics:
         arrays |= {"mean": self.mean.numpy(), "covariance": self.covariance.numpy()}
         if self._kept is not None:
             arrays["features"] = self._kept.numpy()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
+        with replacing(path) as part, part.open("wb") as file:
             np.savez(file, **arrays)
-        partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Self:

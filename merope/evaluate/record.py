@@ -3,19 +3,21 @@
 import base64
 import io
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from merope.evaluate.discover import ClipName, Problem
-from merope.geometry.poses import rigid
+from merope.errors import invalid
+from merope.evaluate.discover import ClipName, Problem, printable
+from merope.formats.writing import replace_text
+from merope.geometry.poses import check_rigid, rigid
 
-FORMAT = "merope-recovery-1"
+FORMAT = "merope-recovery-2"
 THUMBNAILS = 4
 THUMBNAIL_WIDTH_PX = 208
 JPEG_QUALITY = 62
@@ -23,12 +25,17 @@ JPEG_QUALITY = 62
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small picture of one frame."""
+    """A small picture of one frame. It goes into a page as it is, so nothing but a picture is accepted."""
 
     frame: int
     jpeg_base64: str
     width: int
     height: int
+
+    def __post_init__(self) -> None:
+        base64.b64decode(self.jpeg_base64, validate=True)
+        if not all(isinstance(number, int) for number in (self.frame, self.width, self.height)):
+            raise invalid("thumbnail", "three whole numbers and a picture", self, "recover the clip again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +55,17 @@ class Record:
     estimator: str = ""
     weights_sha256: str | None = None
     note: str = ""  # of the estimator
+    inliers: int | None = None  # as in PoseEstimate
+    check: str = ""  # what a second estimator said
+    doubt: str = ""  # why the poses are not trusted
     problems: tuple[Problem, ...] = ()
     thumbnails: tuple[Thumbnail, ...] = ()
+    video: Path | None = None  # where it is now; not kept in the file
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the recovered poses can be believed: a clip that is not trusted is in no mean."""
+        return not self.doubt
 
     @property
     def is_final(self) -> bool:
@@ -87,57 +103,59 @@ def thumbnails(frames: Tensor) -> tuple[Thumbnail, ...]:  # uint8 [T, H, W, 3]
     return tuple(pictures)
 
 
+PLAIN_FIELDS: dict[str, type | UnionType] = {
+    **dict.fromkeys(("method", "estimator", "note", "check", "doubt"), str),
+    **dict.fromkeys(("is_metric", "command_is_metric"), bool),
+    "weights_sha256": str | None,
+    "inliers": int | None,
+}
+
+
 def write_record(record: Record, file: Path, fingerprint: str) -> None:
     """Whole or not at all: a reader never sees half a file."""
     document = {
         "format": FORMAT,
         "fingerprint": fingerprint,
-        "method": record.method,
+        **{name: getattr(record, name) for name in PLAIN_FIELDS},
         "clip": asdict(record.clip),
-        "is_metric": record.is_metric,
-        "command_is_metric": record.command_is_metric,
-        "estimator": record.estimator,
-        "weights_sha256": record.weights_sha256,
-        "note": record.note,
         "problems": [asdict(problem) for problem in record.problems],
         "valid": record.valid.tolist(),
         "commanded": record.commanded[:, :3].flatten(1).tolist(),
         "recovered": record.recovered[:, :3].flatten(1).tolist(),
         "thumbnails": [asdict(picture) for picture in record.thumbnails],
     }
-    write_whole(file, json.dumps(document, ensure_ascii=False))
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file by way of a neighbour that is then renamed, so that an interruption leaves the old one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, file)
+    replace_text(file, printable(json.dumps(document, ensure_ascii=False)))
 
 
 def read_record(file: Path, fingerprint: str) -> Record | None:
-    """The record of an earlier run, or None if there is none made from the same files with the same settings."""
+    """The record of an earlier run, or None if there is none made from the same files with the same settings.
+
+    A file that was edited, damaged or written by another version counts as none: its clip is done again.
+    """
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if (document["format"], document["fingerprint"]) != (FORMAT, fingerprint):
+            return None
+        return _record_of(document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("fingerprint")) != (
-        FORMAT,
-        fingerprint,
-    ):
-        return None
+
+
+def _record_of(document: Mapping[str, Any]) -> Record:
+    """A ValueError, KeyError or TypeError for anything that `write_record` does not write."""
+    for name, kind in PLAIN_FIELDS.items():
+        if not isinstance(document[name], kind):
+            raise invalid(name, str(kind), document[name], "recover the clip again")
+    commanded, recovered = _poses(document["commanded"]), _poses(document["recovered"])
+    valid = torch.tensor(document["valid"], dtype=torch.bool)
+    if not len(commanded) == len(recovered) == len(valid):
+        raise invalid("record", "one flag and two poses per frame", "other counts", "recover the clip again")
     return Record(
-        method=document["method"],
+        **{name: document[name] for name in PLAIN_FIELDS},
         clip=ClipName(**document["clip"]),
-        commanded=_poses(document["commanded"]),
-        recovered=_poses(document["recovered"]),
-        valid=torch.tensor(document["valid"], dtype=torch.bool),
-        is_metric=document["is_metric"],
-        command_is_metric=document["command_is_metric"],
-        estimator=document["estimator"],
-        weights_sha256=document["weights_sha256"],
-        note=document["note"],
+        commanded=commanded,
+        recovered=recovered,
+        valid=valid,
         problems=tuple(Problem(**problem) for problem in document["problems"]),
         thumbnails=tuple(Thumbnail(**picture) for picture in document["thumbnails"]),
     )
@@ -145,4 +163,7 @@ def read_record(file: Path, fingerprint: str) -> Record | None:
 
 def _poses(rows: list[Any]) -> Tensor:  # [T, 4, 4]
     top = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3, 4)
-    return rigid(top[..., :3], top[..., 3])
+    poses = rigid(top[..., :3], top[..., 3])
+    if len(poses):
+        check_rigid(poses)  # its result differs in the last bit
+    return poses

@@ -1,5 +1,6 @@
 """One clip: decode its video, recover the cameras of its frames, note whatever is wrong with it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,31 +11,49 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.evaluate.discover import Job, Problem
 from merope.evaluate.estimators import estimator
-from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
+from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator, check_near
 from merope.evaluate.estimators.precomputed import PrecomputedEstimator
 from merope.evaluate.record import Record, failed_record, thumbnails
+from merope.evaluate.trust import SMALL_PX, UNCHECKED, checked, is_small
 from merope.formats.trajectory import Trajectory
+from merope.formats.video import read_first_frames
 from merope.geometry.lens_batches import picked, resized
 from merope.geometry.lenses import Lens
+
+CHECKED_BY = {"colmap": "opencv"}
+"""Who checks an estimator where nothing else is said; the others are not checked."""
+
+ASPECT_TOLERANCE = 0.02  # between the lens and the video: sizes are rounded to what a model makes
 
 
 @dataclass(frozen=True)
 class EstimatorChoice:
-    """An estimator by name; `checkpoint` is the file or folder of weights of a learned one."""
+    """An estimator by name; `checkpoint` is the file or folder of weights of a learned one.
+
+    check: the name of a second estimator that has to find the same path, "none", or "default" for CHECKED_BY.
+    """
 
     name: str
     checkpoint: Path | None = None
+    check: str = "default"
+
+    @property
+    def second(self) -> "EstimatorChoice | None":
+        """Who checks, if anybody does."""
+        name = CHECKED_BY.get(self.name, "none") if self.check == "default" else self.check
+        return None if name == "none" else EstimatorChoice(name, check="none")
 
     def fingerprint(self) -> str:
         """Changes when the weights do; they are too large to be read for every clip."""
+        second = "" if self.second is None else f" checked by {self.second.name}"
         if self.checkpoint is None:
-            return self.name
+            return self.name + second
         files = sorted(self.checkpoint.rglob("*")) if self.checkpoint.is_dir() else [self.checkpoint]
         states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        return f"{self.name} {states}"
+        return f"{self.name} {states}{second}"
 
 
-@lru_cache(maxsize=1)  # once per process: a learned estimator takes its time to load
+@lru_cache(maxsize=2)  # once per process, with the one that checks: a learned estimator takes its time to load
 def built(choice: EstimatorChoice) -> PoseEstimator:
     """The estimator itself; refused with what is missing if it cannot be made."""
     options: dict[str, object] = {} if choice.checkpoint is None else {"checkpoint": choice.checkpoint}
@@ -45,36 +64,42 @@ def recover(job: Job, choice: EstimatorChoice) -> Record:
     """The poses of one video. Whatever is wrong with the clip is in the record; nothing is raised for it."""
     try:
         command = _command(job)
-    except (OSError, ValueError) as error:
-        return failed(job, "unreadable poses", str(error))
+    except Exception as error:  # one damaged file must not end a run of hundreds, however a reader fails on it
+        return failed(job, "unreadable poses", _in_words(error))
     if job.refusal is not None or job.video is None:
         return failed(job, *_refusal(job), command)
     try:
-        frames, video_frames = decode(job.video, command.count)
-    except (OSError, ValueError) as error:
-        return failed(job, "unreadable video", str(error), command)
+        frames, video_frames = read_first_frames(job.video, command.count)
+    except (OSError, ValueError, MemoryError) as error:
+        return failed(job, "unreadable video", _in_words(error), command)
     try:
         estimate = _estimate(job, choice, frames, video_frames, _lens_of(command, frames))
     except ModuleNotFoundError:  # no fault of the clip: every one would fail, and a method would score 0 for it
         raise
-    except Exception as error:  # of any library below: one clip must not end a run of hundreds
+    except Exception as error:  # of any library below
         record = failed(job, "estimator stopped", f"{type(error).__name__}: {error}", command)
         return replace(record, thumbnails=thumbnails(frames))
     return _record(job, command, frames, video_frames, estimate)
+
+
+def _in_words(error: Exception) -> str:
+    """Errors of ours say all there is; of others the kind says more than the text, which may be empty."""
+    return str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
 
 
 def stopped(job: Job, reason: str) -> Record:
     """The record of a clip whose process died. Its command is read again: every pair of its frames is a miss."""
     try:
         return failed(job, "estimator stopped", reason, _command(job))
-    except (OSError, ValueError) as error:
-        return failed(job, "unreadable poses", str(error))
+    except Exception as error:
+        return failed(job, "unreadable poses", _in_words(error))
 
 
 def _command(job: Job) -> Trajectory:
     command = job.commanded.trajectory()
     if command.count < 2:
         raise invalid(f"poses in {job.commanded.poses}", "at least two", command.count, "one pose is no motion")
+    check_near(command.world_from_camera, str(job.commanded.poses))
     return command
 
 
@@ -89,26 +114,6 @@ def failed(job: Job, kind: str, reason: str, command: Trajectory | None = None) 
     return failed_record(job.method, job.clip, problem, command.world_from_camera, command.is_metric)
 
 
-def decode(video: Path, limit: int) -> tuple[Tensor, int]:  # uint8 [T ≤ limit, H, W, 3], frames in the file
-    """The first frames of a video at their own size, and how many it has."""
-    import av
-
-    frames, count = [], 0
-    try:
-        with av.open(str(video)) as container:
-            for frame in container.decode(video=0):
-                if count < limit:
-                    frames.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
-                count += 1
-    except (av.error.FFmpegError, IndexError) as error:  # IndexError: a file without a video stream
-        raise ValueError(f"video {video} cannot be decoded ({error}); generate it again") from error
-    if not frames:
-        raise ValueError(f"video {video} has no frames; generate it again")
-    if len({frame.shape for frame in frames}) > 1:
-        raise ValueError(f"video {video} has frames of different sizes; generate it again")
-    return torch.stack(frames), count
-
-
 def _lens_of(command: Trajectory, frames: Tensor) -> Lens | None:  # uint8 [T, H, W, 3]
     """The commanded lens for the size of the video."""
     if command.lens is None:
@@ -119,8 +124,12 @@ def _lens_of(command: Trajectory, frames: Tensor) -> Lens | None:  # uint8 [T, H
 
 def _estimate(job: Job, choice: EstimatorChoice, frames: Tensor, video_frames: int, lens: Lens | None) -> PoseEstimate:
     if job.estimate is None:
-        return built(choice)(frames, lens)
-    return replace(PrecomputedEstimator(job.estimate, video_frames=video_frames)(frames, lens), name="precomputed")
+        estimate = built(choice)(frames, lens)
+    else:
+        estimate = PrecomputedEstimator(job.estimate, video_frames=video_frames)(frames, lens)
+        estimate = replace(estimate, name="precomputed")
+    second = choice.second
+    return checked(estimate, frames, None if second is None else lambda: built(second)(frames, lens))
 
 
 def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, estimate: PoseEstimate) -> Record:
@@ -129,15 +138,9 @@ def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, es
     recovered = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
     valid = torch.zeros(count, dtype=torch.bool)
     recovered[: len(frames)], valid[: len(frames)] = estimate.world_from_camera, estimate.valid
-    problems = []
-    if video_frames != count:
-        kind = "fewer frames" if video_frames < count else "more frames"
-        problems.append(Problem(job.method, clip, kind, f"the video has {video_frames} frames, the path {count} poses"))
-    found = int(valid.sum())
-    if found < max(len(frames), 2):
-        kind = "recovery failed" if found < 2 else "partial recovery"
-        reason = f"{found} of {len(frames)} frames have a pose"
-        problems.append(Problem(job.method, clip, kind, f"{reason} ({estimate.note})" if estimate.note else reason))
+    problems = [
+        Problem(job.method, clip, kind, reason) for kind, reason in _found(command, frames, video_frames, estimate)
+    ]
     return Record(
         method=job.method,
         clip=job.clip,
@@ -149,6 +152,32 @@ def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, es
         estimator=estimate.name,
         weights_sha256=estimate.weights_sha256,
         note=estimate.note,
+        inliers=estimate.inliers,
+        check=estimate.check,
+        doubt=estimate.doubt,
         problems=tuple(problems),
         thumbnails=thumbnails(frames),
     )
+
+
+def _found(
+    command: Trajectory, frames: Tensor, video_frames: int, estimate: PoseEstimate
+) -> Iterator[tuple[str, str]]:  # kind and reason of every problem
+    if video_frames != command.count:
+        kind = "fewer frames" if video_frames < command.count else "more frames"
+        yield kind, f"the video has {video_frames} frames, the path {command.count} poses"
+    height, width = frames.shape[1:3]
+    lens = command.lens
+    if lens is not None and abs(width / height * lens.height / lens.width - 1.0) > ASPECT_TOLERANCE:
+        yield "other shape", f"the video is {height}×{width}, the lens of the path is of {lens.height}×{lens.width}"
+    if is_small(estimate.name, frames) and not estimate.doubt:
+        yield "small frames", f"{height}×{width}: {estimate.name} is often wrong below {SMALL_PX} pixels"
+    found = int(estimate.valid.sum())
+    if found < max(len(frames), 2):
+        kind = "recovery failed" if found < 2 else "partial recovery"
+        reason = f"{found} of {len(frames)} frames have a pose"
+        yield kind, f"{reason} ({estimate.note})" if estimate.note else reason
+    if estimate.doubt:
+        yield "not trusted", estimate.doubt
+    elif estimate.check.startswith(UNCHECKED):
+        yield "not checked", estimate.check

@@ -1,7 +1,7 @@
 """report.html: one self-contained page of an evaluation, in the layout of the paper's tables and figures.
 
 The page needs no network. What belongs to a clip (paths from above, frames) waits as text until the clip is opened, so
-a page of a thousand videos opens at once.
+a page of a thousand videos opens at once. Videos are links to files beside the page; without them the frames remain.
 """
 
 import math
@@ -10,8 +10,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from merope.evaluate.discover import HOW_COUNTED
-from merope.evaluate.record import write_whole
+from merope.evaluate.discover import HOW_COUNTED, printable
 from merope.evaluate.report_clips import clips_section
 from merope.evaluate.report_columns import (
     COLUMNS,
@@ -23,17 +22,18 @@ from merope.evaluate.report_columns import (
     sort_button,
 )
 from merope.evaluate.report_plot import spread_plot
-from merope.evaluate.results import EVERYTHING, IN_COMMON, Results
+from merope.evaluate.results import EVERYTHING, IN_COMMON, NOT_TRUSTED, Results
 from merope.evaluate.summary import RESAMPLES, Interval
+from merope.formats.writing import replace_text
 
 
 def write_report(results: Results, file: Path) -> None:
     """Write the page, whole or not at all."""
-    write_whole(file, report_html(results))
+    replace_text(file, printable(report_html(results, file.parent)))
 
 
-def report_html(results: Results) -> str:
-    """The page as text."""
+def report_html(results: Results, folder: Path | None = None) -> str:
+    """The page as text. It shows the videos if it knows the folder that it will lie in."""
     page = files("merope.evaluate") / "page"
     style, script = (page / name for name in ("report.css", "report.js"))
     sections = (
@@ -41,7 +41,7 @@ def report_html(results: Results) -> str:
         _summary(results),
         spread_plot(results),
         _manoeuvres(results),
-        clips_section(results),
+        clips_section(results, folder),
         _problems(results),
         _about(results),
     )
@@ -56,12 +56,14 @@ def report_html(results: Results) -> str:
 
 def _header(results: Results) -> str:
     clips = len({clip.clip for clip in results.clips})
-    failed = sum(not clip.is_measured for clip in results.clips)
+    measured = sum(clip.is_measured for clip in results.clips)
+    doubted = sum(not clip.record.trusted for clip in results.clips)
     estimators = sorted({clip.record.estimator for clip in results.clips} - {""})
     facts = [
         (str(clips), "clip" if clips == 1 else "clips"),
         (str(len(results.methods)), "method" if len(results.methods) == 1 else "methods"),
-        (f"{len(results.clips) - failed} of {len(results.clips)}", "videos measured"),
+        (f"{measured} of {len(results.clips)}", "videos measured"),
+        *([(str(doubted), "not trusted")] if doubted else []),
         (str(len(results.problems)), "problem" if len(results.problems) == 1 else "problems"),
     ]
     chips = "".join(f"<li><strong>{value}</strong> {label}</li>" for value, label in facts)
@@ -87,8 +89,13 @@ def _summary(results: Results) -> str:
     return (
         '<section id="summary" aria-labelledby="summary-title">\n<h2 id="summary-title">Summary</h2>\n'
         "<p>Mean over clips with its 95 % bootstrap interval; AUC pools the frame pairs of all clips."
-        f"{ranks} Click a column to sort.</p>\n{tables}</section>\n"
+        f"{ranks} Click a column to sort.</p>\n{_doubts(results)}{tables}</section>\n"
     )
+
+
+def _doubts(results: Results) -> str:
+    lines = "".join(f"<li>{escape(line)}</li>" for line in results.doubted)
+    return f'<p class="problem">{escape(NOT_TRUSTED.capitalize())}:</p>\n<ul>{lines}</ul>\n' if lines else ""
 
 
 def _left_out(results: Results) -> str:
@@ -135,11 +142,11 @@ def _row(
     columns: Sequence[Column],
     ranks: Mapping[str, Mapping[str, str]],  # column -> method -> tag
 ) -> str:
-    summary, values = results.summaries[group][method], results.table(group)[method]
+    values, own = results.table(group)[method], results.counts(group, method)
     cells = "".join(_cell(values.get(column.name), column, ranks[column.name].get(method, "")) for column in columns)
-    commanded = results.commanded(group, method)
-    measured = summary.clips - summary.failed_clips
-    counts = f'<td data-v="{measured / max(commanded, 1)}">{measured}<small>of {commanded}</small></td>'
+    doubted = f"<small>{own.not_trusted} not trusted</small>" if own.not_trusted else ""
+    share = own.measured / max(own.commanded, 1)
+    counts = f'<td data-v="{share}">{own.measured}<small>of {own.commanded}</small>{doubted}</td>'
     return f'<tbody><tr><th scope="row">{escape(method)}</th>{counts}{cells}</tr></tbody>'
 
 

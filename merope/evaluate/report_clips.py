@@ -1,8 +1,11 @@
 """The report's table of clips: one row per clip, worst first, that opens to paths and frames of every method."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
+from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -10,22 +13,26 @@ from torch import Tensor
 from merope.draw.birdseye import birdseye_svg
 from merope.evaluate.discover import ClipName
 from merope.evaluate.metrics import relative_to_first
+from merope.evaluate.record import Thumbnail
 from merope.evaluate.report_columns import Column, number, shown_columns, sort_button
 from merope.evaluate.results import TITLES, ClipResult, Results
 from merope.geometry.poses import rigid
 
 BIRDSEYE_PX = 240
+PLAYABLE_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm")  # by browsers
 PRIMARY = "cammc"  # the paper's primary metric orders the clips
 
 
-def clips_section(results: Results) -> str:
+def clips_section(results: Results, folder: Path | None = None) -> str:
     """Controls, the table, and the details of every clip as text that becomes a part of the page when it is opened."""
     columns = shown_columns(results)
     clips: dict[ClipName, dict[str, ClipResult]] = {}
     for clip in results.clips:
         clips.setdefault(clip.clip, {})[clip.method] = clip
     order = sorted(clips, key=lambda name: (-badness(clips[name]), name))
-    bodies = "".join(_clip(index, name, clips[name], results.methods, columns) for index, name in enumerate(order))
+    bodies = "".join(
+        _clip(index, name, clips[name], results.methods, columns, folder) for index, name in enumerate(order)
+    )
     several = len(results.methods) > 1
     manoeuvres = list(dict.fromkeys(name.manoeuvre for name in sorted(clips, key=str) if name.manoeuvre))
     return (
@@ -38,8 +45,8 @@ def clips_section(results: Results) -> str:
 
 
 def badness(methods: Mapping[str, ClipResult]) -> float:
-    """The worst CamMC of a clip; whatever was not measured is worse than any number."""
-    values = [clip.value(PRIMARY) for clip in methods.values()]
+    """The worst CamMC of a clip; whatever was not measured, or is not trusted, is worse than any number."""
+    values = [clip.value(PRIMARY) if clip.record.trusted else math.nan for clip in methods.values()]
     return max(math.inf if math.isnan(value) else value for value in values)
 
 
@@ -74,7 +81,12 @@ def _head(methods: Sequence[str], columns: Sequence[Column]) -> str:
 
 
 def _clip(
-    index: int, name: ClipName, own: Mapping[str, ClipResult], methods: Sequence[str], columns: Sequence[Column]
+    index: int,
+    name: ClipName,
+    own: Mapping[str, ClipResult],
+    methods: Sequence[str],
+    columns: Sequence[Column],
+    folder: Path | None,
 ) -> str:
     cells = "".join(
         _cell(own[method].value(column.name) if method in own else math.nan, column, len(methods) > 1)
@@ -84,7 +96,7 @@ def _clip(
     problems = [problem for clip in own.values() for problem in clip.problems]
     kinds = ", ".join(dict.fromkeys(problem.kind for problem in problems))
     mark = f' <span class="kind">{escape(kinds)}</span>' if problems else ""
-    details = "".join(_method(own[method]) for method in methods if method in own)
+    details = "".join(_method(own[method], folder) for method in methods if method in own)
     button = f'<button type="button" class="open" aria-expanded="false">{escape(name.base)}</button>'
     return (
         f'<tbody class="clip" id="clip-{index}" data-name="{escape(str(name))}" '
@@ -99,8 +111,8 @@ def _cell(value: float, column: Column, several: bool) -> str:
     return f'<td{names} data-v="{"" if math.isnan(value) else repr(value)}">{number(value)}</td>'
 
 
-def _method(clip: ClipResult) -> str:
-    """A row of the paper's comparison figures: paths from above, then frames."""
+def _method(clip: ClipResult, folder: Path | None) -> str:
+    """A row of the paper's comparison figures: paths from above, then the video and frames of it."""
     values = "".join(
         f"<div><dt>{TITLES[name]}</dt><dd>{number(clip.value(name))}</dd></div>"
         for name in ("rot_deg", "tr_percent", "auc_10", "cammc", "scale")
@@ -112,15 +124,36 @@ def _method(clip: ClipResult) -> str:
     )
     of_what = escape(f"of {clip.clip}, {clip.method}")
     frames = "".join(
-        f'<figure><img src="data:image/jpeg;base64,{picture.jpeg_base64}" width="{picture.width}" '
+        f'<figure><img src="{_source(picture)}" width="{picture.width}" '
         f'height="{picture.height}" decoding="async" alt="Frame {picture.frame} {of_what}">'
         f"<figcaption>t = {picture.frame}</figcaption></figure>"
         for picture in clip.record.thumbnails
     )
     return (
         f'<article><h4>{escape(clip.method)}</h4><dl class="values">{values}'
-        f"<div><dt>frames with a pose</dt><dd>{seen or '–'}</dd></div></dl>{problems}"
-        f'<div class="strip">{_birdseye(clip)}<div class="frames">{frames}</div></div></article>'
+        f"<div><dt>frames with a pose</dt><dd>{seen or '–'}</dd></div>{_check(clip)}</dl>{problems}"
+        f'<div class="strip">{_birdseye(clip)}{_video(clip, folder)}<div class="frames">{frames}</div></div></article>'
+    )
+
+
+def _check(clip: ClipResult) -> str:
+    check = escape(clip.record.check)
+    return f"<div><dt>second estimator</dt><dd>{check}</dd></div>" if check else ""
+
+
+def _source(picture: Thumbnail) -> str:
+    return f"data:image/jpeg;base64,{escape(picture.jpeg_base64)}"
+
+
+def _video(clip: ClipResult, folder: Path | None) -> str:
+    """The video by its place as seen from the page, if browsers play it."""
+    video, pictures = clip.record.video, clip.record.thumbnails
+    if folder is None or video is None or not pictures or video.suffix.lower() not in PLAYABLE_SUFFIXES:
+        return ""
+    place, of_what = quote(os.fsencode(os.path.relpath(video, folder))), escape(f"Video of {clip.clip}, {clip.method}")
+    return (
+        f'<figure class="film"><video controls muted loop preload="metadata" src="{place}" '
+        f'poster="{_source(pictures[0])}" aria-label="{of_what}"></video><figcaption>video</figcaption></figure>'
     )
 
 

@@ -46,9 +46,8 @@ FIDELITY_COLUMNS = (
 
 
 def shown_columns(results: Results) -> list[Column]:
-    """Those of clips that any method was measured in."""
-    rows = results.summaries[EVERYTHING].values()
-    return [column for column in COLUMNS if any(column.name in summary.values for summary in rows)]
+    """Those that any clip has a number of."""
+    return [c for c in COLUMNS if any(not math.isnan(clip.value(c.name)) for clip in results.clips)]
 
 
 def shown_fidelity(results: Results) -> list[Column]:

@@ -40,8 +40,9 @@ def spread_plot(results: Results) -> str:
         parts.append(f'<text x="{left_px - 14:.1f}" y="{y}" dy=".35em" text-anchor="end">{name}</text>')
     return (
         '<section id="spread" aria-labelledby="spread-title">\n<h2 id="spread-title">CamMC of every clip</h2>\n'
-        "<p>A dot is a clip; the bar is the mean with its interval. Logarithmic axis, lower is better. Click a dot to "
-        'see its clip.</p>\n<div class="scroll" role="region" tabindex="0" aria-label="Plot of CamMC">'
+        "<p>A dot is a clip, a ring one that is not trusted; the bar is the mean with its interval. Logarithmic axis, "
+        "lower is better. Click a dot to see its clip.</p>\n"
+        '<div class="scroll" role="region" tabindex="0" aria-label="Plot of CamMC">'
         f'<svg class="spread" viewBox="0 0 {WIDTH_PX} {height}" width="{WIDTH_PX}" height="{height}" role="img" '
         f'aria-label="CamMC of every clip by method">{"".join(parts)}</svg></div></section>\n'
     )
@@ -50,9 +51,9 @@ def spread_plot(results: Results) -> str:
 def _dot(clip: ClipResult, index: int, x: float, y: float) -> str:
     """Spread sideways by the golden ratio, which never lines up."""
     shift = ((index * 0.6180339887) % 1.0 - 0.5) * 2.0 * JITTER_PX
-    name = escape(str(clip.clip))
+    name, doubted = escape(str(clip.clip)), "" if clip.record.trusted else ' class="doubted"'
     return (
-        f'<circle data-clip="{name}" cx="{x:.1f}" cy="{y + shift:.1f}" r="4">'
+        f'<circle{doubted} data-clip="{name}" cx="{x:.1f}" cy="{y + shift:.1f}" r="4">'
         f"<title>{name}: {clip.value(METRIC):.3g}</title></circle>"
     )
 

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from merope.evaluate.auc import PairErrors, pair_errors
-from merope.evaluate.discover import HOW_COUNTED, MANOEUVRES, ClipName, Problem
+from merope.evaluate.discover import HOW_COUNTED, MANOEUVRES, ClipName, Problem, printable
 from merope.evaluate.fidelity import Fidelity
 from merope.evaluate.metrics import STATIC_COMMAND, TOO_FEW_FRAMES, PoseMetrics, pose_metrics
-from merope.evaluate.record import Record, write_whole
+from merope.evaluate.record import Record
 from merope.evaluate.summary import AUC_DEGREES, METRICS, RESAMPLES, Interval, Summary, summarise
+from merope.formats.writing import replace_text
 
 FORMAT = "merope-evaluation-1"
+NOT_TRUSTED = "the estimators disagree, or frames are too small for one alone; in no mean"
 EVERYTHING = "all clips"
 IN_COMMON = "clips that every method has"
 TITLES = {
@@ -55,8 +57,8 @@ class ClipResult:
 
     @property
     def is_measured(self) -> bool:
-        """Whether its errors are in the means, as `Summary.failed_clips` counts."""
-        return self.metrics is not None and TOO_FEW_FRAMES not in self.metrics.undefined
+        """Whether its errors are in the means: enough frames have a pose, and the poses are trusted."""
+        return self.metrics is not None and TOO_FEW_FRAMES not in self.metrics.undefined and self.record.trusted
 
     def value(self, name: str) -> float:
         """A metric by name, NaN where it is undefined."""
@@ -64,6 +66,19 @@ class ClipResult:
             return self.auc_percent.get(int(name.removeprefix("auc_")), math.nan)
         value = None if self.metrics is None else getattr(self.metrics, name)
         return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Clips that one method should have followed."""
+
+    commanded: int  # also those whose commanded path cannot be read
+    measured: int  # in the means
+    not_trusted: int  # recovered, but not to be believed: in no mean
+
+    def __str__(self) -> str:
+        doubted = f", {self.not_trusted} not trusted" if self.not_trusted else ""
+        return f"{self.measured} of {self.commanded}{doubted}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +100,25 @@ class Results:
     def problems(self) -> list[Problem]:
         return [problem for clip in self.clips for problem in clip.problems] + list(self.strays)
 
-    def commanded(self, group: str, method: str) -> int:
-        """Clips of a group that a method should have followed, also those whose commanded path cannot be read."""
+    @property
+    def doubted(self) -> list[str]:
+        """A line for each method that has clips whose poses cannot be believed."""
+        counts = {method: self.counts(EVERYTHING, method) for method in self.methods}
+        lines = {method: f"{own.commanded} clips, {own.not_trusted} not trusted" for method, own in counts.items()}
+        return [f"{method}: {line}" for method, line in lines.items() if counts[method].not_trusted]
+
+    def counts(self, group: str, method: str) -> Counts:
+        """How many clips of a group a method should have followed, and what became of them."""
         if group == IN_COMMON:
-            return self.summaries[group][method].clips
-        return sum(clip.method == method and group in (EVERYTHING, clip.clip.manoeuvre) for clip in self.clips)
+            common = self.summaries[group][method].clips
+            return Counts(common, common, 0)
+        own = [c for c in self.clips if c.method == method and group in (EVERYTHING, c.clip.manoeuvre)]
+        return Counts(len(own), sum(c.is_measured for c in own), sum(not c.record.trusted for c in own))
 
     def table(self, group: str) -> dict[str, dict[str, Interval]]:
         """Numbers by method and name. FID and FVD are of sets of videos, not means of clips: only among all clips."""
-        rows = {method: dict(summary.values) for method, summary in self.summaries[group].items()}
+        summaries = self.summaries[group]
+        rows = {method: dict(summaries[method].values) if method in summaries else {} for method in self.methods}
         if group == EVERYTHING and self.fidelity is not None:
             for method in rows.keys() & self.fidelity.methods.keys():
                 for name, score in self.fidelity.methods[method].scores.items():
@@ -159,7 +184,7 @@ def _groups(clips: Sequence[ClipResult], methods: Sequence[str]) -> dict[str, li
 def _summaries(clips: Sequence[ClipResult], seed: int) -> dict[str, Summary]:
     rows = {}
     for method in dict.fromkeys(clip.method for clip in clips):
-        own = [clip for clip in clips if clip.method == method]
+        own = [clip for clip in clips if clip.method == method and clip.record.trusted]
         metrics = [clip.metrics for clip in own if clip.metrics is not None]
         pairs = [clip.pairs for clip in own if clip.pairs is not None]
         if metrics:
@@ -169,10 +194,9 @@ def _summaries(clips: Sequence[ClipResult], seed: int) -> dict[str, Summary]:
 
 def write_results(results: Results, out: Path) -> None:
     """results.json with everything, and clips.csv with a row per clip and method."""
-    write_whole(
-        out / "results.json", json.dumps(as_json(results), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    )
-    write_whole(out / "clips.csv", as_csv(results))
+    text = json.dumps(as_json(results), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    replace_text(out / "results.json", printable(text))
+    replace_text(out / "clips.csv", printable(as_csv(results)))
 
 
 def as_json(results: Results) -> dict[str, object]:
@@ -186,6 +210,7 @@ def as_json(results: Results) -> dict[str, object]:
             group: {method: _finite(asdict(summary)) for method, summary in rows.items()}
             for group, rows in results.summaries.items()
         },
+        "counts": {method: asdict(results.counts(EVERYTHING, method)) for method in results.methods},
         "fidelity": None if results.fidelity is None else asdict(results.fidelity),
         "clips": [_clip_document(clip) for clip in results.clips],
         "problems": [asdict(one) | {"counts": HOW_COUNTED[one.kind]} for one in results.problems],
@@ -200,17 +225,21 @@ def _clip_document(clip: ClipResult) -> dict[str, object]:
         "estimator": clip.record.estimator,
         "weights_sha256": clip.record.weights_sha256,
         "note": clip.record.note,
-        "metrics": None if clip.metrics is None else clip.metrics.as_dict(),
+        "trusted": clip.record.trusted,
+        "doubt": clip.record.doubt,
+        "check": clip.record.check,
+        "inliers": clip.record.inliers,
+        "metrics": None if clip.metrics is None else _finite(clip.metrics.as_dict()),
         "auc_percent": {str(tau): value for tau, value in clip.auc_percent.items()},
         "problems": [problem.kind for problem in clip.problems],
     }
 
 
 def _finite(value: object) -> object:
-    """NaN as null, at any depth: JSON has no NaN."""
+    """NaN and infinity as null, at any depth: JSON has neither."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_csv(results: Results) -> str:
@@ -219,28 +248,38 @@ def as_csv(results: Results) -> str:
     names = [*METRICS, *auc_names, "chord_m"]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["method", "clip", "manoeuvre", "frames", "valid_frames", *names, "problems", "reasons"])
+    said = ["problems", "reasons", "trusted", "doubt"]
+    table.writerow(["method", "clip", "manoeuvre", "frames", "valid_frames", *names, *said])
     for clip in results.clips:
         frames = ["", ""] if clip.metrics is None else [clip.metrics.frames, clip.metrics.valid_frames]
         values = ["" if math.isnan(clip.value(name)) else repr(clip.value(name)) for name in names]
         kinds = "; ".join(problem.kind for problem in clip.problems)
         reasons = "; ".join(problem.reason for problem in clip.problems)
-        table.writerow([clip.method, str(clip.clip), clip.clip.manoeuvre, *frames, *values, kinds, reasons])
+        about = [_cell(part) for part in (clip.method, str(clip.clip), clip.clip.manoeuvre)]
+        trust = ["yes" if clip.record.trusted else "no", _cell(clip.record.doubt)]
+        table.writerow([*about, *frames, *values, kinds, _cell(reasons), *trust])
     for stray in results.strays:
-        table.writerow([stray.method, stray.clip, "", "", "", *([""] * len(names)), stray.kind, stray.reason])
+        about, nothing = [_cell(stray.method), _cell(stray.clip)], [""] * (3 + len(names))
+        table.writerow([*about, *nothing, stray.kind, _cell(stray.reason), "", ""])
     return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Text that a spreadsheet does not take for a formula: it would run one that hides in the name of a file."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def as_text(results: Results) -> str:
     """The summary and every problem, for a terminal."""
     lines = [line for group in results.summaries for line in _table_lines(results, group)]
+    lines += [f"{line}: {NOT_TRUSTED}" for line in results.doubted]
     if results.fidelity is not None:
         lines += [f"not in FID and FVD, {line}" for line in results.fidelity.left_out]
     if results.problems:
         lines.append(f"problems ({len(results.problems)}):")
     for one in results.problems:
         lines.append(f"  {one.method}: {one.clip}: {one.kind}: {one.reason} [{HOW_COUNTED[one.kind]}]")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _table_lines(results: Results, group: str) -> list[str]:
@@ -251,9 +290,8 @@ def _table_lines(results: Results, group: str) -> list[str]:
     heads = " ".join(f"{f'{TITLES[name]} {arrows[name]}':>8}" for name in columns)
     width = max(len(method) for method in results.methods)
     lines = [f"{group}:", f"  {'':<{width}}{heads}   measured"]
-    for method, summary in results.summaries[group].items():
+    for method in results.methods:
         values = [table[method][name].mean if name in table[method] else math.nan for name in columns]
         cells = " ".join(f"{'–':>8}" if math.isnan(value) else f"{value:8.3f}" for value in values)
-        measured = f"{summary.clips - summary.failed_clips} of {results.commanded(group, method)}"
-        lines.append(f"  {method:<{width}}{cells}   {measured}")
+        lines.append(f"  {method:<{width}}{cells}   {results.counts(group, method)}")
     return lines

@@ -6,28 +6,26 @@ how often a run was interrupted nor on the number of processes.
 """
 
 import hashlib
+import importlib
 import json
-import multiprocessing
 import os
-import signal
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
+from merope.draw.progress import ProgressLine
 from merope.errors import invalid
-from merope.evaluate.discover import Job, match, read_commanded
+from merope.evaluate.discover import Job, match, read_commanded, without_other_json
 from merope.evaluate.fidelity import Fidelity, read_fidelity
 from merope.evaluate.record import Record, read_record, write_record
 from merope.evaluate.recover import EstimatorChoice, built, recover, stopped
 from merope.evaluate.report import write_report
 from merope.evaluate.results import Results, measure, write_results
+from merope.evaluate.workers import worker_pool
 
 PACKAGES = ("merope", "torch", "numpy", "av", "opencv-python-headless", "pycolmap")
 
@@ -52,6 +50,7 @@ def evaluate(
     estimates: Path | None = None,
     seed: int = 0,
     fidelity: Path | None = None,  # fidelity.json of the same methods
+    reader_options: Mapping[str, object] | None = None,  # of the commanded files' format, as `formats.read` takes them
 ) -> Results:
     """Folders of videos against their commanded paths; writes results.json, clips.csv and report.html to `out`.
 
@@ -60,14 +59,21 @@ def evaluate(
     """
     _check_choice(choice, estimates)
     distances = None if fidelity is None else _fidelity_of(fidelity, methods)
-    paths = [path for path in read_commanded(commanded) if not _is_output(path.poses, out, methods)]
+    found = read_commanded(commanded, reader_options)
+    paths = [path for path in found if not _is_output(path.poses, out, methods)]
+    if commanded.is_dir():
+        paths = without_other_json(paths, methods)
+    if not paths:
+        raise invalid("commanded", "at least one path", f"none in {commanded}", "put pose files there")
     jobs, strays = match(paths, methods, estimates)
     records = recover_all(jobs, choice, out, workers)
     print(f"measuring {len(records)} clips", file=sys.stderr)
     settings = {
         "commanded": str(commanded),
+        "trajectory_options": dict(reader_options or {}),
         "methods": {name: str(folder) for name, folder in methods.items()},
         "estimator": choice.name,
+        "checked_by": None if choice.second is None else choice.second.name,
         "checkpoint": None if choice.checkpoint is None else str(choice.checkpoint),
         "weights_sha256": next((one.weights_sha256 for one in records if one.weights_sha256), None),
         "estimates": None if estimates is None else str(estimates),
@@ -91,6 +97,8 @@ def _check_choice(choice: EstimatorChoice, estimates: Path | None) -> None:
     if choice.name == "render-anchored":
         fix = "call RenderAnchoredEstimator for each clip, write the poses, and evaluate them as precomputed"
         raise invalid("estimator", "one that needs nothing but the video", repr(choice.name), fix)
+    if choice.second is not None and choice.second.name == choice.name:
+        raise invalid("check", "another estimator", f"{choice.name} for itself", "pass opencv, colmap or none")
     if (choice.name == "precomputed") != (estimates is not None):
         expected = "a folder with estimator precomputed, and not otherwise"
         raise invalid("estimates", expected, f"{estimates} with {choice.name}", "pass both or neither")
@@ -114,8 +122,7 @@ def recover_all(jobs: Sequence[Job], choice: EstimatorChoice, out: Path, workers
     """
     if workers < 1:
         raise invalid("workers", "at least 1", workers, "pass the number of processes")
-    if any(job.video is not None and job.estimate is None for job in jobs):
-        built(choice)
+    _check_estimators(jobs, choice)
     prints = _fingerprints(jobs, choice)
     files = [_record_file(out, job) for job in jobs]
     records = [read_record(file, fingerprint) for file, fingerprint in zip(files, prints, strict=True)]
@@ -124,12 +131,34 @@ def recover_all(jobs: Sequence[Job], choice: EstimatorChoice, out: Path, workers
         for index, record in enumerate(records)
         if record is None
     ]
-    progress = _Progress(len(jobs), len(tasks))
+    before, failures = len(jobs) - len(tasks), 0
+    _say_what_is_left(before, len(jobs), sum(task.file.exists() for task in tasks))
+    progress = ProgressLine("recovering poses", len(jobs), before=before)
     in_turn = _in_turn(tasks) if workers == 1 else _in_processes(tasks, min(workers, max(len(tasks), 1)))
-    for index, record in in_turn:
+    for done, (index, record) in enumerate(in_turn, start=before + 1):
         records[index] = record
-        progress.report(record)
-    return [record for record in records if record is not None]
+        failures += not bool(record.valid.any())
+        progress.show(done, f"{failures} failed")
+    return [replace(record, video=job.video) for job, record in zip(jobs, records, strict=True) if record is not None]
+
+
+def _check_estimators(jobs: Sequence[Job], choice: EstimatorChoice) -> None:
+    """Refuse what cannot be built or imported now, not after minutes of work."""
+    if not any(job.video is not None for job in jobs):
+        return
+    needed = [choice] if any(job.video is not None and job.estimate is None for job in jobs) else []
+    for one in [*needed, *([] if choice.second is None else [choice.second])]:
+        built(one)
+    for package in ("av", "PIL"):
+        importlib.import_module(package)
+
+
+def _say_what_is_left(finished: int, clips: int, outdated: int) -> None:
+    if finished:
+        print(f"{finished} of {clips} clips are finished from an earlier run", file=sys.stderr)
+    if outdated:
+        why = "their files, the estimators or the installed versions have changed"
+        print(f"{outdated} of {clips} clips are done again: {why}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -151,7 +180,7 @@ def _records(out: Path, method: str) -> Path:
 def _record_file(out: Path, job: Job) -> Path:
     """Names of clips may hold slashes and anything else; a digest keeps different ones apart."""
     name = str(job.clip)
-    digest = hashlib.sha256(f"{job.method}\0{name}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(os.fsencode(f"{job.method}\0{name}")).hexdigest()[:8]
     return _records(out, job.method) / f"{_readable(name)}-{digest}.json"
 
 
@@ -171,6 +200,7 @@ def _fingerprints(jobs: Sequence[Job], choice: EstimatorChoice) -> list[str]:
     for job in jobs:
         path, files = job.commanded, (job.commanded.poses, job.video, job.estimate)
         parts = [shared, job.method, str(path.clip), path.start, path.stride, path.frames, str(job.refusal)]
+        parts.append(repr(path.options))
         contents = [None if source is None else digests[source] for source in files]
         prints.append(hashlib.sha256(json.dumps([*parts, *contents]).encode()).hexdigest())
     return prints
@@ -180,7 +210,7 @@ def _content_digest(source: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
         if file.is_file():
-            digest.update(file.name.encode())
+            digest.update(os.fsencode(file.name))
             digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -195,7 +225,7 @@ def _in_processes(tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, Re
     waiting = list(reversed(tasks))
     while waiting:
         flying: dict[Future[Record], Task] = {}
-        pool = _pool(workers)
+        pool = worker_pool(workers)
         try:
             while waiting or flying:
                 while waiting and len(flying) < workers:
@@ -210,20 +240,8 @@ def _in_processes(tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, Re
             pool.shutdown(cancel_futures=True)
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    threads = max((os.cpu_count() or 1) // workers, 1)
-    fresh = multiprocessing.get_context("spawn")  # forked children inherit locks of torch's threads
-    return ProcessPoolExecutor(workers, fresh, _prepare_worker, (threads,))
-
-
-def _prepare_worker(threads: int) -> None:
-    """Ctrl-C ends a worker at once and without words; the parent says what is left."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(threads)
-
-
 def _run_alone(task: Task) -> Record:
-    with _pool(1) as pool:
+    with worker_pool(1) as pool:
         try:
             return pool.submit(_run, task).result()
         except BrokenProcessPool:
@@ -236,39 +254,3 @@ def _run(task: Task) -> Record:
     if record.is_final:
         write_record(record, task.file, task.fingerprint)
     return record
-
-
-class _Progress:
-    """A line on stderr with failures and the time left: rewritten on a terminal, every ten seconds in a log."""
-
-    def __init__(self, clips: int, tasks: int) -> None:
-        self.clips, self.tasks, self.done, self.failed = clips, tasks, 0, 0
-        self.begun = self.spoken = time.monotonic()
-        if tasks < clips:
-            print(f"{clips - tasks} of {clips} clips are finished from an earlier run", file=sys.stderr)
-
-    def report(self, record: Record) -> None:
-        """Count a clip."""
-        self.done += 1
-        self.failed += not bool(record.valid.any())
-        on_terminal, finished, now = sys.stderr.isatty(), self.done == self.tasks, time.monotonic()
-        if not finished and now - self.spoken < (0.2 if on_terminal else 10.0):
-            return
-        self.spoken = now
-        left_s = (now - self.begun) / self.done * (self.tasks - self.done)
-        before = self.clips - self.tasks
-        counts = f"{before + self.done} of {self.clips} clips, {self.failed} failed"
-        line = f"recovering poses: {counts}, {_duration(left_s)} left"
-        start, end = ("\r", "\n" if finished else "") if on_terminal else ("", "\n")
-        print(f"{start}{line:<70}", end=end, file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )

@@ -53,16 +53,30 @@ def read_video(path: Path, indices: list[int], height: int, width: int) -> Tenso
     )
 
 
-def _decoded(path: Path, height: int, width: int) -> Iterator[Tensor]:
+def read_first_frames(path: Path, limit: int) -> tuple[Tensor, int]:  # uint8 [T ≤ limit, H, W, 3], frames in the file
+    """The first frames of a video at their own size, and how many it has."""
+    frames, count = [], 0
+    for count, frame in enumerate(_decoded(path), start=1):
+        if count <= limit:
+            frames.append(frame)
+    if not frames:
+        raise ValueError(f"video {path} has no frames; get the file again")
+    if len({frame.shape for frame in frames}) > 1:
+        raise ValueError(f"video {path} has frames of different sizes; get the file again")
+    return torch.stack(frames), count
+
+
+def _decoded(path: Path, height: int | None = None, width: int | None = None) -> Iterator[Tensor]:
+    """Frames one after the other, scaled if a size is given."""
     import av
 
     if not path.is_file():
-        raise FileNotFoundError(f"video {path} is missing; check the manifest")
+        raise FileNotFoundError(f"video {path} is missing; check the path")
     try:
         with av.open(str(path)) as container:
             for frame in container.decode(video=0):
                 yield torch.from_numpy(frame.to_ndarray(format="rgb24", width=width, height=height))
-    except av.error.FFmpegError as error:
+    except (av.error.FFmpegError, IndexError) as error:  # IndexError: a file without a video stream
         raise ValueError(f"video {path} cannot be decoded ({error}); get the file again") from error
 
 

@@ -21,7 +21,7 @@ def write_path(file: Path, poses: Tensor) -> None:  # [T, 4, 4]
 
 
 def write_clip(file: Path, brightness: int = GREY, frames: int = FRAMES) -> None:
-    write_video(torch.full((frames, 32, 64, 3), brightness, dtype=torch.uint8), file, 12.0)
+    write_video(torch.full((frames, 36, 64, 3), brightness, dtype=torch.uint8), file, 12.0)
 
 
 def kinds(results: Results) -> dict[str, set[str]]:

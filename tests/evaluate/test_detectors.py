@@ -151,10 +151,8 @@ def test_a_file_that_is_no_torchscript_is_refused(tmp_path: Path) -> None:
             I3DDetector(tmp_path / name)
 
 
-def test_the_deprecation_is_mentioned_once(
-    inception_path: Path, i3d_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(detectors, "_has_warned", False)
+def test_the_deprecation_is_mentioned_once(inception_path: Path, i3d_path: Path) -> None:
+    detectors._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         InceptionDetector(inception_path)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
 
 from merope.evaluate.discover import ClipName, Problem
 from merope.evaluate.record import Record, failed_record, thumbnails
-from merope.evaluate.report import report_html
+from merope.evaluate.report import report_html, write_report
 from merope.evaluate.results import Results, measure
+from merope.formats.video import write_video
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -122,9 +125,9 @@ def test_opens_without_errors_and_without_a_request(page: webdriver.Chrome) -> N
 
 
 def test_clips_expand_and_show_paths_and_frames(page: webdriver.Chrome) -> None:
-    assert select(page, "tr.detail") == []
-    assert select(page, "img") == []  # nothing is decoded before it is asked for
     methods = 3 if select(page, "#metric") else 1
+    assert len(select(page, "tr.detail")) == 1
+    assert len(select(page, "img")) == 4 * methods  # no other clip is decoded before it is asked for
     (body,) = (one for one in select(page, "tbody.clip") if one.get_attribute("data-name") == "right/scene-2")
     button = body.find_element(By.CSS_SELECTOR, "button.open")
     button.send_keys(Keys.ENTER)
@@ -140,6 +143,29 @@ def test_clips_expand_and_show_paths_and_frames(page: webdriver.Chrome) -> None:
     assert [image.get_attribute("alt").startswith("Frame") for image in images] == [True] * len(images)
     button.send_keys(Keys.SPACE)
     assert not detail.is_displayed()
+
+
+def test_the_worst_clip_with_pictures_is_open_from_the_start(page: webdriver.Chrome) -> None:
+    (opened,) = select(page, 'button.open[aria-expanded="true"]')
+    assert opened.text == "scene-4"  # the one before it has failed and has none
+    assert all(image.is_displayed() for image in select(page, "tr.detail img"))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_video_is_shown_if_it_lies_beside_the_page(
+    browser: webdriver.Chrome, tmp_path: Path, is_there: bool
+) -> None:
+    video = tmp_path / "videos/50 % #1.mp4"
+    if is_there:
+        write_video(torch.zeros(FRAMES, 36, 64, 3, dtype=torch.uint8), video, 12.0)
+    one = replace(record("ours", ClipName("clip"), 0.08), video=video)
+    write_report(measure([one], [], {}, {}), tmp_path / "out/report.html")
+    browser.get((tmp_path / "out/report.html").as_uri())
+    size = "const one = document.querySelector('video'); return one === null ? 0 : one.videoWidth"
+    WebDriverWait(browser, 20).until(lambda driver: driver.execute_script(size) == (64 if is_there else 0))
+    assert len(select(browser, "tr.detail video")) == int(is_there)
+    assert len(select(browser, "tr.detail img")) == 4  # frames remain either way
+    browser.get_log("browser")  # the missing file is named there
 
 
 def test_worst_clips_come_first(page: webdriver.Chrome) -> None:
@@ -213,10 +239,10 @@ def test_the_metric_of_the_comparison_can_be_chosen(comparison: webdriver.Chrome
 
 
 def test_a_dot_leads_to_its_clip(comparison: webdriver.Chrome) -> None:
-    dot = select(comparison, 'circle[data-clip="left/scene-4"]')[0]
+    dot = select(comparison, 'circle[data-clip="original/scene-3"]')[0]
     comparison.execute_script("arguments[0].dispatchEvent(new MouseEvent('click'))", dot)
-    (opened,) = select(comparison, 'button.open[aria-expanded="true"]')
-    assert opened.text == "scene-4"
+    opened = select(comparison, 'button.open[aria-expanded="true"]')[1]  # after the one that is open from the start
+    assert opened.text == "scene-3"
     assert comparison.switch_to.active_element == opened
 
 

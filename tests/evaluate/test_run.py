@@ -22,9 +22,10 @@ from merope.evaluate import recover as recover_module
 from merope.evaluate.estimators import ESTIMATORS
 from merope.evaluate.estimators.estimator import PoseEstimate, failed
 from merope.evaluate.metrics import pose_metrics
-from merope.evaluate.recover import EstimatorChoice, decode
+from merope.evaluate.recover import EstimatorChoice
 from merope.evaluate.results import EVERYTHING, Results, as_text
 from merope.evaluate.run import evaluate
+from merope.formats.video import read_first_frames
 from merope.geometry.lenses import Lens
 from tests.evaluate.clip_files import BLACK, FRAMES, WHITE, kinds, outputs, write_clip, write_path
 
@@ -100,9 +101,7 @@ EXPECTED = {
 }
 
 
-def test_every_trouble_is_named_everywhere_and_ends_nothing(
-    folder: Path, stand_in: Callable[..., StandIn], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_trouble_is_named_everywhere_and_ends_nothing(folder: Path, stand_in: Callable[..., StandIn]) -> None:
     stand_in()
     results = run(folder)
     assert kinds(results) == EXPECTED
@@ -118,7 +117,6 @@ def test_every_trouble_is_named_everywhere_and_ends_nothing(
         assert kind in page
         assert clip in page
     assert all(problem["counts"] for problem in document["problems"])
-    assert "0 s left" in capsys.readouterr().err
 
 
 def test_what_failed_is_in_no_mean_but_a_miss_in_the_auc(folder: Path, stand_in: Callable[..., StandIn]) -> None:
@@ -230,7 +228,7 @@ def test_the_estimator_gets_the_lens_for_the_size_of_the_video(folder: Path, sta
     estimator = stand_in()
     run(folder)
     assert estimator.seen_lens is not None
-    assert (estimator.seen_lens.width, estimator.seen_lens.height) == (64, 32)
+    assert (estimator.seen_lens.width, estimator.seen_lens.height) == (64, 36)
     assert float(estimator.seen_lens.fx) == pytest.approx(float(PINHOLE.fx) * 64 / PINHOLE.width)
 
 
@@ -271,8 +269,8 @@ def test_thumbnails_are_the_frames_of_the_papers_figures(tmp_path: Path) -> None
     assert [one.frame for one in thumbnails(torch.zeros(49, 8, 16, 3, dtype=torch.uint8))] == [0, 16, 32, 48]
     assert [one.frame for one in thumbnails(torch.zeros(2, 8, 16, 3, dtype=torch.uint8))] == [0, 1]
     write_clip(tmp_path / "a.mp4", frames=5)
-    frames, count = decode(tmp_path / "a.mp4", 3)
-    assert (frames.shape, count) == ((3, 32, 64, 3), 5)
+    frames, count = read_first_frames(tmp_path / "a.mp4", 3)
+    assert (frames.shape, count) == ((3, 36, 64, 3), 5)
 
 
 def test_a_missing_package_ends_the_run_and_says_how_to_get_it(

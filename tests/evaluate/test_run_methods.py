@@ -102,7 +102,7 @@ def test_precomputed_poses_of_a_longer_video_are_those_of_its_first_frames(tmp_p
 class Deadly:
     """A choice whose estimator takes its process with it."""
 
-    checkpoint = None
+    checkpoint = second = None
 
     @property
     def name(self) -> str:
@@ -136,6 +136,8 @@ def test_a_process_that_dies_costs_its_clip_only(two_methods: Path) -> None:
         (["--method=third=/nowhere"], "a folder"),
         (["--estimator=sextant", "--workers=1"], "one of colmap"),
         (["--estimator=render-anchored"], "nothing but the video"),
+        (["--estimator=colmap", "--check=colmap"], "check must be another estimator"),
+        (["--estimator=colmap", "--check=sextant", "--workers=1"], "one of colmap"),
         (["--estimator=vggt"], "checkpoint"),
         (["--workers=-1"], "at least 1"),
     ],

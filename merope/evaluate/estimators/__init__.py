@@ -1,5 +1,6 @@
 """Pose estimators: `estimator(name, ...)` recovers the camera of every frame of a video. docs/estimators.md."""
 
+import importlib
 import inspect
 from collections.abc import Callable
 
@@ -24,6 +25,9 @@ ESTIMATORS: dict[str, Callable[..., PoseEstimator]] = {
     "precomputed": PrecomputedEstimator,
 }
 
+PACKAGES = {"colmap": "pycolmap", "opencv": "cv2"}
+"""What an estimator imports when it is first called; it is tried when the estimator is made."""
+
 PER_CLIP = frozenset({"precomputed", "render-anchored"})
 """Estimators that are made anew for every clip: from its pose file, or from its world and commanded cameras."""
 
@@ -39,4 +43,6 @@ def estimator(name: str, **options: object) -> PoseEstimator:
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if needed:
         raise invalid(f"options of {name}", f"to include {', '.join(needed)}", list(options), "see docs/estimators.md")
+    if name in PACKAGES:
+        importlib.import_module(PACKAGES[name])
     return ESTIMATORS[name](**options)

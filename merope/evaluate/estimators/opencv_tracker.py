@@ -63,7 +63,9 @@ class OpenCVTracker:
         poses[:, :3, 3] = torch.from_numpy(mapping.centres)
         lost = int((~mapping.valid).sum())
         note = f"lost in {lost} of {len(mapping.valid)} frames" if lost else ""
-        return PoseEstimate(poses, torch.from_numpy(mapping.valid), False, self.name, note=note)
+        known = mapping.seen[mapping.valid] & np.isfinite(mapping.points[:, 0])
+        inliers = int(known.sum(axis=1).min())
+        return PoseEstimate(poses, torch.from_numpy(mapping.valid), False, self.name, note=note, inliers=inliers)
 
 
 def _followed(frames: NDArray[np.uint8]) -> Floats:  # [T, H, W, 3] -> [T, N, 2] pixels

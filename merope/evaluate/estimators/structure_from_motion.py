@@ -17,6 +17,7 @@ from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.poses import inverse
 
 MIN_FRAMES = 3  # the smallest model that the mapper keeps
+MAX_EPIPOLAR_ERROR_PX = 1.0  # of a match, between two views; COLMAP's 4 px let wrong turns through (docs/estimators.md)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,11 @@ class ColmapEstimator:
         )  # fmt: skip
         pairing = pycolmap.SequentialPairingOptions(overlap=self.overlap, quadratic_overlap=False)
         matching = pycolmap.FeatureMatchingOptions(num_threads=self.threads)
-        pycolmap.match_sequential(database, matching, pairing, device=pycolmap.Device.cpu)
+        verification = pycolmap.TwoViewGeometryOptions()
+        verification.ransac.max_error = MAX_EPIPOLAR_ERROR_PX
+        pycolmap.match_sequential(database, matching, pairing, verification, device=pycolmap.Device.cpu)
+        if lens is None:  # the mapper takes the focal length it is given for nearly right, and COLMAP's guess is not
+            pycolmap.calibrate_view_graph(database)
         options = pycolmap.GlobalPipelineOptions(num_threads=self.threads, random_seed=self.seed)
         options.mapper.bundle_adjustment.refine_focal_length = lens is None
         return list(pycolmap.global_mapping(database, images, folder, options).values())
@@ -78,16 +83,17 @@ class ColmapEstimator:
         largest = max(models, key=lambda model: model.num_reg_images())
         camera_from_world = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
         valid = torch.zeros(count, dtype=torch.bool)
-        for image in largest.images.values():
-            if image.has_pose:
-                t = int(Path(image.name).stem)
-                camera_from_world[t, :3] = torch.from_numpy(image.cam_from_world().matrix())
-                valid[t] = True
+        registered = [image for image in largest.images.values() if image.has_pose]
+        for image in registered:
+            t = int(Path(image.name).stem)
+            camera_from_world[t, :3] = torch.from_numpy(image.cam_from_world().matrix())
+            valid[t] = True
+        inliers = min((image.num_points3D for image in registered), default=0)
         missing = count - int(valid.sum())
         note = f"{missing} of {count} frames not registered" if missing else ""
         if len(models) > 1:
             note = "; ".join(filter(None, (note, f"the largest of {len(models)} separate reconstructions")))
-        return PoseEstimate(inverse(camera_from_world), valid, False, self.name, note=note)
+        return PoseEstimate(inverse(camera_from_world), valid, False, self.name, note=note, inliers=inliers)
 
 
 def _camera_options(lens: Pinhole | None) -> Any:

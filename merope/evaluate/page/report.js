@@ -51,6 +51,9 @@ function setOpen(body, open) {
     const inside = document.createElement("div");
     inside.className = "inside";
     inside.innerHTML = body.querySelector("script").textContent;
+    for (const video of inside.querySelectorAll("video")) {
+      video.addEventListener("error", () => video.closest("figure").remove()); // the page was moved: frames remain
+    }
     cell.append(inside);
     body.append(detail);
   }
@@ -108,3 +111,7 @@ control("metric")?.addEventListener("change", showMetric);
 document.querySelector("form.controls").addEventListener("submit", (event) => event.preventDefault());
 choose();
 if (control("metric")) showMetric();
+
+// Something to see before the first click: the worst clip that has pictures.
+const first = clips.find((body) => body.querySelector("script").textContent.includes("<img"));
+if (first !== undefined) setOpen(first, true);

@@ -1,0 +1,36 @@
+"""Processes that work for this one and leave with it."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import connection
+
+import torch
+
+
+def worker_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that share the cores evenly."""
+    threads = max((os.cpu_count() or 1) // workers, 1)
+    fresh = multiprocessing.get_context("spawn")  # forked children inherit locks of torch's threads
+    return ProcessPoolExecutor(workers, fresh, _begin_worker, (threads,))
+
+
+def _begin_worker(threads: int) -> None:
+    """Ctrl-C ends a worker at once and without words; the parent says what is left."""
+    leave_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(threads)
+
+
+def leave_with_parent() -> None:
+    """End this process when the one that started it is gone, however it ended: no more work would ever come."""
+    threading.Thread(target=_await_parents_end, daemon=True).start()
+
+
+def _await_parents_end() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
