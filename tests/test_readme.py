@@ -1,12 +1,24 @@
-"""The README's code runs as it stands, and its first screen is true."""
+"""The README's code and commands run as they stand, and its first screen is true."""
 
 import re
+import shlex
 from pathlib import Path
 
+import pytest
 import torch
+from tiny_pipelines import tiny_pipeline
+
+from merope.adapters.wan import attached_branch, detach
+from merope.cli import main
+from merope.formats.video import write_video
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
 
 
 def test_code_blocks_run() -> None:
@@ -23,11 +35,37 @@ def test_code_blocks_run() -> None:
     assert (u.mT @ u - torch.eye(128)).abs().max() < 1e-6
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place to run the commands in, with small stand-ins for what a user has: Wan, a trained branch, a video."""
+    place = tmp_path_factory.mktemp("readme")
+    generate = COMMANDS[-1]
+    given = dict(zip(generate[2::2], generate[3::2], strict=True))
+    pipeline = tiny_pipeline()
+    branch = attached_branch(pipeline.transformer)
+    assert branch is not None
+    branch.save_pretrained(place / given["--branch"])
+    detach(pipeline.transformer)
+    pipeline.save_pretrained(place / given["--model"])
+    write_video(torch.randint(256, (12, 288, 512, 3), dtype=torch.uint8), place / given["--prefix"], 12.0)
+    return place
+
+
+@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=[" ".join(words[1:3]) for words in COMMANDS])
+def test_commands_run_as_printed(
+    number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other, each from what the ones before have written."""
+    assert COMMANDS[number][0] == "merope"
+    monkeypatch.chdir(folder)
+    assert main(COMMANDS[number][1:]) == 0, capsys.readouterr().err
+
+
 def test_commands_and_pictures_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     for page in pages:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"

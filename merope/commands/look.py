@@ -13,7 +13,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--world", type=int, help="number of a street that no model was trained on (4)")
     how = parser.add_argument_group("how")
     how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
-    how.add_argument("--steps", type=int, help="denoising steps (20)")
+    how.add_argument("--steps", type=int, help="denoising steps (4); with more this model follows less well")
     how.add_argument("--seed", type=int, default=0, help="of the noise; the paths share it")
     how.add_argument("--device", default="auto", help="cuda if there is one")
     how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder for videos, report and numbers")

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -59,7 +59,7 @@ class DemoConfig:
     trajectory: Path | None = None
     assume_metric: bool = False
     lens: Literal["pinhole", "fisheye"] = "pinhole"
-    steps: int = 20
+    steps: int = 4
     seed: int = 0
     device: str = "auto"
 
@@ -247,7 +247,6 @@ def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wal
     films = [film_of(drive, config.clips) for drive in drives]
     videos = [film_frames(film) for film in films]
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
-    results = measure([drive.record for drive in drives], [], settings | _floors(drives), versions())
     config.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=config.out, prefix=".unfinished-") as folder:
         aside = Path(folder)
@@ -257,7 +256,8 @@ def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wal
             formats.write(_camera_file(drive), aside / "clips" / f"{drive.name}.cameras.json")
         write_video(stacked_films(videos), aside / "demo.mp4", TRAINED.frame_rate_hz)
         write_image(poster(films), aside / "poster.png")
-        write_report(results, aside / "report.html")
+        records = [replace(drive.record, video=aside / "clips" / f"{drive.name}.mp4") for drive in drives]
+        write_report(measure(records, [], settings | _floors(drives), versions()), aside / "report.html")
         document = _document(settings, drives, notes, wall_s)
         (aside / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         (config.out / "clips").mkdir(exist_ok=True)

@@ -63,6 +63,11 @@ def test_every_file_is_there_and_nothing_else(drives: tuple[Path, list[Drive]]) 
     assert {str(file.relative_to(drives[0])) for file in drives[0].rglob("*") if file.is_file()} == expected
 
 
+def test_its_report_plays_the_bare_clips(drives: tuple[Path, list[Drive]]) -> None:
+    page = (drives[0] / "report.html").read_text()
+    assert {f'src="clips/{name}.mp4"' in page for name in MANOEUVRES} == {True}
+
+
 def test_its_bare_clips_can_be_evaluated(drives: tuple[Path, list[Drive]]) -> None:
     commanded = read_commanded(drives[0] / "clips")
     assert [str(one.clip) for one in commanded] == sorted(MANOEUVRES)
