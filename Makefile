@@ -2,14 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+NUMERICAL := $(addprefix tests/,geometry attention encodings adapters generate paper)
 
-.PHONY: demo test test-gpu lint clean
+.PHONY: demo test test-strangers-cpu test-gpu lint clean
 
 demo: $(STAMP)
 	$(BIN)/merope demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Numerical tests again, with sums in the order of another CPU (tests/strangers_cpu.py).
+test-strangers-cpu: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --strangers-cpu $(NUMERICAL)
 
 # On a machine with a CUDA GPU; PYTEST="python3 -m pytest" takes another interpreter. Needs torch, Triton and pytest only.
 PYTEST ?= $(BIN)/python -m pytest
