@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-NUMERICAL := $(addprefix tests/,geometry attention encodings adapters generate paper)
+NUMERICAL := geometry attention encodings adapters generate paper train/test_objective.py train/test_streams.py
 
 .PHONY: demo test test-strangers-cpu test-gpu lint clean
 
@@ -14,7 +14,7 @@ test: lint
 
 # Numerical tests again, with sums in the order of another CPU (tests/strangers_cpu.py).
 test-strangers-cpu: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --strangers-cpu $(NUMERICAL)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --strangers-cpu $(addprefix tests/,$(NUMERICAL))
 
 # On a machine with a CUDA GPU; PYTEST="python3 -m pytest" takes another interpreter. Needs torch, Triton and pytest only.
 PYTEST ?= $(BIN)/python -m pytest

@@ -6,7 +6,8 @@ an order drawn from the shapes of the operands. A comparison to the last bit the
 computation ran twice, or where nothing was added up.
 
 The kernels are replaced for the whole process: in every thread, in backward passes, and in the products that compiled
-code calls. New Python processes, NumPy and gradients of convolutions are as they were.
+code calls. New Python processes, NumPy and gradients of convolutions are as they were. Tests that cannot bear it are
+marked `usual_sums`, with the reason.
 """
 
 import random
