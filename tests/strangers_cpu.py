@@ -54,16 +54,24 @@ def _order(terms: int, *shapes: torch.Size) -> Tensor:  # [terms] int64
     return torch.tensor(order, dtype=torch.int64)
 
 
+def _taken(terms: Tensor, dim: int, order: Tensor) -> Tensor:
+    """Return the terms in this order, with their strides, on which compiled code relies."""
+    if terms.shape[dim] != len(order):
+        return terms  # shapes that do not fit are the kernel's to refuse
+    taken = terms.index_select(dim, order)
+    return taken if terms.is_contiguous() else torch.empty_like(terms).copy_(taken)
+
+
 def _product(original: Kernel, *args: Tensor, **options: Any) -> Tensor:
     *added, left, right = args
     order = _order(left.shape[-1], left.shape, right.shape)
-    return original(*added, left.index_select(-1, order), right.index_select(max(right.ndim - 2, 0), order), **options)
+    return original(*added, _taken(left, -1, order), _taken(right, max(right.ndim - 2, 0), order), **options)
 
 
 def _reordered(terms: Tensor, dims: list[int] | None) -> Tensor:
     if terms.ndim > 0:
         for dim in dims or range(terms.ndim):
-            terms = terms.index_select(dim, _order(terms.shape[dim], terms.shape))
+            terms = _taken(terms, dim, _order(terms.shape[dim], terms.shape))
     return terms
 
 
@@ -75,11 +83,6 @@ def _norm(
     original: Kernel, terms: Tensor, power=2, dims: list[int] | None = None, *rest: Any, **options: Any
 ) -> Tensor:
     return original(_reordered(terms, dims), power, dims, *rest, **options)
-
-
-def _taken(terms: Tensor, dim: int, order: Tensor) -> Tensor:
-    """Return the terms in this order, with the strides that they had: compiled code relies on those of results."""
-    return torch.empty_like(terms).copy_(terms.index_select(dim, order))
 
 
 def _attention(

@@ -73,6 +73,15 @@ def test_products_keep_their_type_and_masks_their_meaning() -> None:
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("channels", [3, WIDTH + 1])
+def test_shapes_that_do_not_fit_are_refused_as_ever(channels: int) -> None:
+    rows = torch.randn(ROWS, channels)
+    with pytest.raises(RuntimeError):
+        linear(rows, torch.randn(5, WIDTH))
+    with pytest.raises(RuntimeError):
+        conv2d(rows[:, :, None, None], torch.randn(5, WIDTH, 1, 1))
+
+
 def test_the_usual_order_returns() -> None:
     rows = torch.randn(ROWS, WIDTH, dtype=torch.float64)
     before = rows @ rows.mT
