@@ -1,4 +1,4 @@
-"""Shared set-up: hypothesis runs are repeatable and have no time limit per example."""
+"""Shared set-up: hypothesis runs are repeatable and have no time limit per example; `--strangers-cpu` is an option."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from strangers_cpu import strangers_cpu
 
 from merope.geometry.poses import rigid
 from merope.geometry.quaternions import matrix_from_quaternion
@@ -17,6 +18,25 @@ from merope.geometry.quaternions import matrix_from_quaternion
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "add up products in an order that depends on their shapes (tests/strangers_cpu.py)"
+    parser.addoption("--strangers-cpu", action="store_true", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "usual_sums(why): not for --strangers-cpu")
+    if config.getoption("strangers_cpu"):
+        replaced = strangers_cpu()
+        replaced.__enter__()
+        config.add_cleanup(lambda: replaced.__exit__(None, None, None))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items if config.getoption("strangers_cpu") else ():
+        if mark := item.get_closest_marker("usual_sums"):
+            item.add_marker(pytest.mark.skip(mark.args[0]))
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from merope.encodings.protocol import Encoding
 from merope.encodings.urope import URoPE
 
 MIB = 2**20
+measures_memory = pytest.mark.usual_sums("terms in another order are copies, which count as memory")
 
 
 def peak_bytes(run: object) -> int:
@@ -40,6 +41,7 @@ def long_clip() -> AttentionPlan:
     return MeRoPE().plan(Cameras(curved_drive(64).float(), PINHOLE), (9, 16))
 
 
+@measures_memory
 @pytest.mark.parametrize("budget_mib", [160, 1024])
 def test_forward_of_64_cameras_stays_under_the_budget(long_clip: AttentionPlan, budget_mib: int) -> None:
     q, k, v = inputs(long_clip, 2, torch.float32)
@@ -48,6 +50,7 @@ def test_forward_of_64_cameras_stays_under_the_budget(long_clip: AttentionPlan, 
     assert peak > 0.6 * min(budget_mib, 1000) * MIB  # and the budget is put to use
 
 
+@measures_memory
 @pytest.mark.parametrize("extra_tokens", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_forward_and_backward_stay_under_the_budget(extra_tokens: int, dtype: torch.dtype) -> None:
@@ -74,17 +77,20 @@ def training_peak(plan: AttentionPlan, batch: int, budget_mib: int, wanted: str)
     return peak_bytes(step) - named["q"].nbytes * (2 + len(leaves))
 
 
+@measures_memory
 def test_budget_holds_when_only_values_need_gradients() -> None:
     plan = MeRoPE().plan(Cameras(curved_drive(16).float(), PINHOLE), (9, 16))
     assert training_peak(plan, batch=1, budget_mib=96, wanted="v") < 96 * MIB
 
 
+@measures_memory
 def test_budget_holds_in_training_when_the_batch_is_split() -> None:
     plan = MeRoPE().plan(Cameras(curved_drive(6).float(), PINHOLE), (3, 6))
     output_bytes = 32 * 2 * plan.query_tokens * 128 * 4  # once more, to put the parts together
     assert training_peak(plan, batch=32, budget_mib=4, wanted="qkv") - output_bytes < 4 * MIB
 
 
+@measures_memory
 def test_budget_holds_for_logits_only_with_tokens_without_a_camera() -> None:
     plan = MeRoPE(transform_values=False).plan(Cameras(curved_drive(16).float(), PINHOLE), (9, 16), extra_tokens=3)
     q, k, v = inputs(plan, 2, torch.float32)

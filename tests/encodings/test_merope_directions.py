@@ -43,8 +43,8 @@ def test_the_other_blocks_are_those_of_the_paper() -> None:
     cameras = Cameras(random_poses(3), PINHOLE)
     ours, papers = (encoding.plan(cameras, GRID).operator(7, 2) for encoding in (PHASES, MeRoPE(head_dim=128)))
     kept = [channel for channel in range(128) if not 36 <= channel < 72]
-    assert torch.equal(ours[kept][:, kept], papers[kept][:, kept])
-    assert not torch.equal(ours, papers)
+    assert (ours - papers)[kept][:, kept].abs().max() < 1e-14
+    assert (ours - papers).abs().max() > 0.1
     assert not ours[kept][:, 36:72].any()
 
 
@@ -74,7 +74,7 @@ def test_tables_made_for_some_cameras_at_a_time_are_the_same(monkeypatch: pytest
     whole = PHASES.plan(cameras, GRID).tensors()
     monkeypatch.setattr(encoding_file, "ENTRIES_AT_ONCE", 1)
     parts = PHASES.plan(cameras, GRID).tensors()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("head_dim", [56, 64, 72, 80, 96, 160])

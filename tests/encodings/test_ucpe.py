@@ -45,7 +45,7 @@ def test_operator_is_its_formula_for_every_pair(lens: merope.Lens) -> None:
     for a, query in enumerate(frames):
         expected = torch.stack([torch.block_diag(*[query @ torch.linalg.inv(key)] * 2) for key in frames])
         assert (plan.operators(a)[:, :8, :8] - expected).abs().max() < 1e-11
-        assert torch.equal(plan.operators(a)[:, 8:, 8:], image_plane.operators(a)[:, 8:, 8:])
+        assert (plan.operators(a) - image_plane.operators(a))[:, 8:, 8:].abs().max() < 1e-14
 
 
 def test_on_the_optical_axis_it_is_gta() -> None:

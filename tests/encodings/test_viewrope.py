@@ -60,7 +60,8 @@ def test_its_triplets_are_those_of_merope() -> None:
     ours = ViewRope().plan(cameras, GRID)
     rotation = MeRoPE(disparity=False, translation=False).plan(cameras, GRID)
     for token in (0, 7, 17):
-        assert torch.equal(ours.operators(token)[:, 22:43, 22:43], rotation.operators(token)[:, 36:57, 36:57])
+        own, papers = ours.operators(token)[:, 22:43, 22:43], rotation.operators(token)[:, 36:57, 36:57]
+        assert (own - papers).abs().max() < 1e-14
 
 
 def output(poses: Tensor) -> Tensor:

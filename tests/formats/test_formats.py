@@ -108,7 +108,7 @@ def test_hand_made_array_and_its_sidecar(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps(rows))
     path = tmp_path / "v-1-0-a_0.npy"
     trajectory = formats.read(path, sidecar=tmp_path / "list.json", image_size=(512, 288))
-    assert torch.equal(trajectory.world_from_camera[0], HAND_MADE)
+    assert largest(trajectory.world_from_camera[0] - HAND_MADE) < 1e-12
     assert lens_difference(trajectory.lens, NEEDS["panshot"][0]) < 1e-12
     assert formats.read(path).lens is None
     np.save(tmp_path / "other.npy", HAND_MADE[None, :3].numpy())

@@ -52,11 +52,11 @@ class TestPrefix:
         ).frames
         assert frames.shape == (1, 49, 3, HEIGHT, WIDTH)
         of_prefix = pipe.video_processor.postprocess_video(pipe.decode_latents(clean), output_type="pt")
-        assert torch.equal(frames[:, :9], of_prefix)  # the decoder is causal too
+        assert (frames[:, :9] - of_prefix).abs().max() < 1e-5  # the decoder is causal too
 
     def test_latents_of_the_prefix_are_those_of_the_full_clip(self) -> None:
         pipe, clip = tiny_pipeline(), video(49)[None]
-        assert torch.equal(pipe.encode_frames(clip[:, :9]), pipe.encode_frames(clip)[:, :, :3])
+        assert (pipe.encode_frames(clip[:, :9]) - pipe.encode_frames(clip)[:, :, :3]).abs().max() < 1e-5
 
     def test_model_sees_clean_frames_with_timestep_zero_at_every_step(self) -> None:
         pipe, prefix = tiny_pipeline(with_branch=False), video(5)
@@ -347,7 +347,7 @@ class TestDiffusersManners:
 
         options = {"negative_prompt": "night", "guidance_scale": 4.0, "callback_on_step_end": end}
         expected = wan("rain", **{**SHORT, **options}, generator=dice(), output_type="latent").frames
-        assert torch.equal(latents_of(pipe, "rain", **options), expected)
+        assert (latents_of(pipe, "rain", **options) - expected).abs().max() < 1e-5
 
     def test_lora_acts_beside_a_branch(self, tmp_path: Path) -> None:
         trained = tiny_pipeline(with_branch=False)

@@ -119,6 +119,7 @@ def test_ctrl_c_ends_after_the_step_with_a_checkpoint(tmp_path: Path, monkeypatc
     assert_equal_weights(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
+@pytest.mark.usual_sums("the killed processes add up in the usual order")
 def test_a_killed_run_leaves_whole_checkpoints_and_goes_on_exactly(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tests.train.tiny_runs import tiny_config;"
