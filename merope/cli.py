@@ -21,8 +21,7 @@ EXTRAS = {
 """Modules that commands import and the core does without, and the extra of pyproject.toml that brings each."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command line; returns the exit status."""
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="merope", description="Drive a video model with a camera path in metres.")
     parser.add_argument("--version", action="version", version=f"merope {merope.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -40,7 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = commands.add_parser("data", help="make or look at data").add_subparsers(required=True, metavar="what")
     add_cache(data.add_parser("cache", help="encode frames and captions of a training config once, to disk"))
     add_synth(data.add_parser("synth", help="write a small data set of the procedural world in a real one's layout"))
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command line; returns the exit status."""
+    options = command_parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)

@@ -12,10 +12,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def add_world(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, help="TOML file of configs/world")
+    parser.add_argument("config", type=Path, help="TOML file, or the name of one in the package, such as world/merope")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
-    parser.add_argument("--seed", type=int, default=0, help="of initialisation, worlds and noise; names the folder")
-    parser.add_argument("--worlds", type=int, default=32, help="unseen worlds, three paths each")
+    parser.add_argument("--seed", type=int, default=0, help="of initialisation, worlds and noise; names the folder (0)")
+    parser.add_argument("--worlds", type=int, default=32, help="unseen worlds, three paths each (32)")
     parser.add_argument(
         "--stretch",
         type=float,
@@ -24,7 +24,7 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         metavar="FACTOR",
         help="also test on paths so many times as long, in half of the worlds",
     )
-    parser.add_argument("--workers", type=int, default=2, help="processes that recover poses")
+    parser.add_argument("--workers", type=int, default=2, help="processes that recover poses (2)")
     parser.add_argument(
         "--results",
         type=Path,
@@ -35,8 +35,9 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         "--until",
         choices=("trained", "generated", "scored"),
         default="scored",
-        help="how far to go; later stages pick up what earlier ones left in the folder",
+        help="how far to go (scored); later stages pick up what earlier ones left in the folder",
     )
+    parser.epilog = "e.g. merope bench world world/merope --seed 1 --results outputs/world"
     parser.set_defaults(run=_world)
 
 
@@ -71,6 +72,7 @@ def add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, metavar="DIR", help="folder of merope bench world --results")
     parser.add_argument("--against", metavar="ROW", help="row that the others are compared with (merope)")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="file, or page with markers, that gets the tables")
+    parser.epilog = "e.g. merope bench table outputs/world --against merope"
     parser.set_defaults(run=_table)
 
 

@@ -5,6 +5,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from merope.commands.models import require_files
+
 
 def add_curate(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
@@ -15,20 +17,24 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metric", action="store_true", help="the pose files are in metres, whatever their format says"
     )
-    parser.add_argument("--version", default="v1.0-trainval", help="folder of nuScenes tables")
-    parser.add_argument("--frames", type=int, default=49, help="frames of a nuScenes window, or of a clip of videos")
-    parser.add_argument("--step", type=int, default=1, help="frames between the beginnings of windows")
-    parser.add_argument("--clusters", type=int, default=256)
+    parser.add_argument("--version", default="v1.0-trainval", help="folder of nuScenes tables (%(default)s)")
+    parser.add_argument("--frames", type=int, default=49, help="of a nuScenes window, or of a clip of videos (49)")
+    parser.add_argument("--step", type=int, default=1, help="frames between the beginnings of windows (1)")
+    parser.add_argument("--clusters", type=int, default=256, help="at most so many (256)")
     parser.add_argument(
-        "--suppression", type=float, default=1.0, metavar="METRES", help="Fréchet distance to keep apart"
+        "--suppression", type=float, default=1.0, metavar="METRES", help="Fréchet distance to keep apart (1)"
     )
-    parser.add_argument("--scope", choices=("cluster", "global"), default="cluster")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("outputs/curation"), help="folder for manifest and picture")
+    parser.add_argument("--scope", choices=("cluster", "global"), default="cluster", help="where to compare (cluster)")
+    parser.add_argument("--seed", type=int, default=0, help="of the clusters (0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/curation"), help="for manifest and picture (outputs/curation)"
+    )
+    parser.epilog = "e.g. merope curate --poses drives/*.txt --clusters 16 --out outputs/curation"
     parser.set_defaults(run=_curate)
 
 
 def _curate(options: argparse.Namespace) -> int:
+    require_files(options, "--poses", "--videos", "--nuscenes", "--root")
     from merope.curation.curate import curate_trajectories, summary
     from merope.datasets.nuscenes import NuScenes
     from merope.datasets.videos import VideoSource, read_video_rows
@@ -65,14 +71,15 @@ def _curate(options: argparse.Namespace) -> int:
 
 
 def add_synth(parser: argparse.ArgumentParser) -> None:
-    layout = 'what the folder looks like: nuScenes, or your own videos (data.kind = "videos")'
+    layout = 'what the folder looks like (nuscenes); videos is for data.kind = "videos"'
     parser.add_argument("--layout", choices=("nuscenes", "videos"), default="nuscenes", help=layout)
     parser.add_argument("--out", type=Path, required=True, help="folder of the data set, new or empty")
-    parser.add_argument("--version", default="v1.0-mini", help="folder of nuScenes tables inside it")
-    parser.add_argument("--scenes", type=int, default=2)
-    parser.add_argument("--frames", type=int, default=60, help="frames of a scene, at 12 Hz")
-    parser.add_argument("--size", type=int, nargs=2, default=(144, 256), metavar=("HEIGHT", "WIDTH"))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--version", default="v1.0-mini", help="folder of nuScenes tables inside it (%(default)s)")
+    parser.add_argument("--scenes", type=int, default=2, help="how many drives (2)")
+    parser.add_argument("--frames", type=int, default=60, help="frames of a scene, at 12 Hz (60)")
+    parser.add_argument("--size", type=int, nargs=2, default=(144, 256), metavar=("HEIGHT", "WIDTH"), help="(144 256)")
+    parser.add_argument("--seed", type=int, default=0, help="of streets and drives (0)")
+    parser.epilog = "e.g. merope data synth --layout videos --out drives --scenes 4"
     parser.set_defaults(run=_synth)
 
 
@@ -93,6 +100,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
     parser.add_argument("--out", type=Path, required=True, help="folder of the cache; an interrupted one is completed")
     parser.add_argument("--validation", action="store_true", help="cache the validation clips instead")
+    parser.epilog = "e.g. merope data cache run.toml --out outputs/cache"
     parser.set_defaults(run=_cache)
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from merope.commands.models import key_and_value
+from merope.commands.models import key_and_value, require_files
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimator",
         default="colmap",
-        help="colmap (the default), opencv, precomputed, vggt-omega, vggt, depth-anything-3 or map-anything",
+        help="opencv, precomputed, vggt-omega, vggt, depth-anything-3, map-anything or colmap (%(default)s)",
     )
     parser.add_argument(
         "--check",
@@ -44,14 +44,17 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--estimates", type=Path, metavar="FOLDER", help="recovered paths, for precomputed")
     parser.add_argument("--fidelity", type=Path, metavar="FILE", help="fidelity.json: FID and FVD for the report")
     parser.add_argument("--workers", type=int, help="processes; by default one per core, or one with a checkpoint")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
-    parser.add_argument("--out", type=Path, default=Path("outputs/evaluation"), help="folder of the report")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/evaluation"), help="for the report (outputs/evaluation)"
+    )
+    parser.epilog = "e.g. merope evaluate --commanded drives/poses --videos drives/videos"
     parser.set_defaults(run=_evaluate)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
     methods = _methods(options)
-    _require_files(options, "commanded", "estimates", "fidelity", "checkpoint")
+    require_files(options, "--commanded", "--estimates", "--fidelity", "--checkpoint")
     from merope.evaluate.recover import EstimatorChoice
     from merope.evaluate.results import as_text
     from merope.evaluate.run import evaluate
@@ -91,14 +94,16 @@ def add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-code", action="store_true", help="run the detector files, which are programs: only those you trust"
     )
-    parser.add_argument("--prefix-frames", type=int, default=9, help="first frames of every video that are left out")
-    parser.add_argument("--out", type=Path, default=Path("outputs/fidelity"), help="folder of fidelity.json")
+    parser.add_argument("--prefix-frames", type=int, default=9, help="first frames of videos that are left out (9)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/fidelity"), help="for fidelity.json (outputs/fidelity)"
+    )
     parser.set_defaults(run=_fidelity)
 
 
 def _fidelity(options: argparse.Namespace) -> int:
     methods = _methods(options)
-    _require_files(options, "reference")
+    require_files(options, "--reference")
     _require_consent(options)
     import torch
 
@@ -119,16 +124,6 @@ def _fidelity(options: argparse.Namespace) -> int:
     print(as_text(result))
     print(f"wrote {options.out / 'fidelity.json'}")
     return 1 if result.left_out else 0
-
-
-def _require_files(options: argparse.Namespace, *names: str) -> None:
-    """Refuse a path that does not exist at once, before anything slow is imported."""
-    from merope.errors import invalid
-
-    for name in names:
-        path = getattr(options, name)
-        if path is not None and not path.exists():
-            raise invalid(f"--{name}", "a file or folder that exists", path, "check the path")
 
 
 def _require_consent(options: argparse.Namespace) -> None:

@@ -4,23 +4,27 @@ import argparse
 import sys
 from pathlib import Path
 
+from merope.commands.models import require_files
+
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to drive")
     what.add_argument("--trajectory", type=Path, help="pose file (docs/formats.md) in place of the three paths")
     what.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
-    what.add_argument("--lens", choices=("pinhole", "fisheye"), default="pinhole", help="of every camera")
+    what.add_argument("--lens", choices=("pinhole", "fisheye"), default="pinhole", help="of every camera (pinhole)")
     what.add_argument("--world", type=int, help="number of a street that no model was trained on (4)")
     how = parser.add_argument_group("how")
     how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
     how.add_argument("--steps", type=int, help="denoising steps (4); with more this model follows less well")
-    how.add_argument("--seed", type=int, default=0, help="of the noise; the paths share it")
-    how.add_argument("--device", default="auto", help="cuda if there is one")
-    how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder for videos, report and numbers")
+    how.add_argument("--seed", type=int, default=0, help="of the noise; the paths share it (0)")
+    how.add_argument("--device", default="auto", help="such as cpu or cuda (%(default)s: cuda if there is one)")
+    how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="for what is made (outputs/demo)")
+    parser.epilog = "e.g. merope demo --trajectory path.json --world 7"
     parser.set_defaults(run=_demo)
 
 
 def _demo(options: argparse.Namespace) -> int:
+    require_files(options, "--trajectory", "--model")
     from merope.demo.drive import DemoConfig, run, table
 
     given = {key: value for key, value in vars(options).items() if key not in ("command", "run") and value is not None}
@@ -37,7 +41,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def add_growth(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("outputs/growth"), help="folder for pictures and numbers")
+    parser.add_argument("--out", type=Path, default=Path("outputs/growth"), help="for pictures (outputs/growth)")
     parser.set_defaults(run=_growth)
 
 

@@ -21,6 +21,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", type=Path, metavar="CHECKPOINT", help="write the trained folders of this step-… folder, no training"
     )
+    parser.epilog = "e.g. merope train tiny --set run.steps=100 --set run.out=outputs/longer"
     parser.set_defaults(run=_train)
 
 
@@ -83,10 +84,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prompt", help="text of the clip; required if the model has a text encoder")
     what.add_argument("--negative-prompt", help="text to stay away from")
     what.add_argument("--prefix", type=Path, metavar="VIDEO", help="video whose first frames the clip continues")
-    what.add_argument("--prefix-frames", type=int, default=9, help="how many of them, 4k + 1")
-    what.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"))
-    what.add_argument("--frames", type=int, default=49, help="frames of the clip, 4k + 1")
-    what.add_argument("--fps", type=float, default=12.0, help="of the clip; paths with times are resampled to it")
+    what.add_argument("--prefix-frames", type=int, default=9, help="how many of them, 4k + 1 (9)")
+    what.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"), help="(288 512)")
+    what.add_argument("--frames", type=int, default=49, help="frames of the clip, 4k + 1 (49)")
+    what.add_argument("--fps", type=float, default=12.0, help="of the clip; paths with times are resampled to it (12)")
     what.add_argument("--out", type=Path, required=True, metavar="CLIP.mp4", help="other files are named after it")
     cameras = parser.add_argument_group("cameras")
     cameras.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
@@ -103,14 +104,15 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     lens = cameras.add_mutually_exclusive_group()
     lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
     lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred lens")
-    cameras.add_argument("--xi", type=float, default=0.0, help="with --fov: a unified (fisheye) camera")
+    cameras.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
     how = parser.add_argument_group("how")
-    how.add_argument("--steps", type=int, default=50, help="denoising steps")
+    how.add_argument("--steps", type=int, default=50, help="denoising steps (50)")
     how.add_argument("--guidance", type=float, help="scale of text guidance (5, or 1 without a text encoder)")
-    how.add_argument("--seed", type=int, default=0)
-    how.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of transformer and text encoder")
-    how.add_argument("--device", help="cuda if there is one")
+    how.add_argument("--seed", type=int, default=0, help="of the noise (0)")
+    how.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
+    how.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
     how.add_argument("--offload", action="store_true", help="keep on the GPU only what runs")
+    parser.epilog = "e.g. merope generate --model M --branch B --trajectory path.json --out c.mp4"
     parser.set_defaults(run=_generate)
 
 
@@ -128,7 +130,17 @@ def key_and_value(text: str) -> tuple[str, object]:
     return key, tuple(parsed) if isinstance(parsed, list) else parsed
 
 
+def require_files(options: argparse.Namespace, *names: str) -> None:
+    """Refuse a path that does not exist at once, before anything slow is imported."""
+    for name in names:
+        given = getattr(options, name.removeprefix("--"))
+        for path in given if isinstance(given, list) else [given]:
+            if path is not None and not path.expanduser().exists():
+                raise invalid(name, "a file or folder that exists", path, "check the path")
+
+
 def _generate(options: argparse.Namespace) -> int:
+    require_files(options, "--trajectory", "--prefix", "--lens")
     from merope.generate.command import generate
     from merope.generate.inputs import GenerateConfig
 
@@ -152,18 +164,19 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
     parser.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     parser.add_argument("--fov", type=float, metavar="DEGREES", help="of a centred lens, where the file has none")
-    parser.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"))
-    parser.add_argument("--frames", type=int, default=49, help="RGB frames of the path, 4k + 1")
-    parser.add_argument("--fps", type=float, default=12.0, help="paths with times are resampled to it")
-    parser.add_argument("--steps", type=int, default=8, help="denoising steps to average over")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--device", help="cuda if there is one")
+    parser.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"), help="(288 512)")
+    parser.add_argument("--frames", type=int, default=49, help="RGB frames of the path, 4k + 1 (49)")
+    parser.add_argument("--fps", type=float, default=12.0, help="paths with times are resampled to it (12)")
+    parser.add_argument("--steps", type=int, default=8, help="denoising steps to average over (8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise (0)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
+    parser.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
     parser.add_argument("--out", type=Path, required=True, help="folder for analysis.json and pictures")
     parser.set_defaults(run=_analyse)
 
 
 def _analyse(options: argparse.Namespace) -> int:
+    require_files(options, "--trajectory")
     from merope.generate.camera_path import PathSource, read_clip_path
     from merope.generate.inputs import chosen_device, chosen_dtype, warn_of_idle_weights
     from merope.geometry.cameras import Cameras

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merope.commands.models import key_and_value
+from merope.commands.models import key_and_value, require_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,7 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     turn = whats.add_parser("turn", help="straight on, then a circle")
     shift = whats.add_parser("shift", help="straight on, then a change of lanes")
     stop = whats.add_parser("stop", help="brake to a stop, stand, and go on")
+    parser.epilog = "e.g. merope path turn path.json --speed 8 --yaw-rate 12"
     for drive in (straight, turn, shift, stop):
         _add_drive(drive)
         drive.set_defaults(run=_make)
@@ -52,8 +53,8 @@ def _add_drive(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of the whole path (%(default)g)")
     parser.add_argument("--fps", type=float, default=12.0, help="poses per second (12)")
     parser.add_argument("--fov", type=float, default=70.0, metavar="DEGREES", help="horizontal field of view (70)")
-    parser.add_argument("--xi", type=float, default=0.0, help="of a unified (fisheye) camera; 0 is a pinhole")
-    parser.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--xi", type=float, default=0.0, help="of a unified (fisheye) camera (0, a pinhole)")
+    parser.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"), help="(288 512)")
 
 
 def _drive(options: argparse.Namespace) -> "Tensor":  # [T, 4, 4]
@@ -89,6 +90,7 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
+    require_files(options, "path")
     from merope import formats
 
     is_metric = True if options.assume_metric else None

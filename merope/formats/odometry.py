@@ -167,7 +167,7 @@ def write_euroc(trajectory: Trajectory, path: Path, body_from_camera: Tensor | N
 
 def _required_body(body_from_camera: Tensor | None) -> Tensor:  # [4, 4]
     if body_from_camera is None:
-        fix = "pass T_BS of cam0/sensor.yaml, or torch.eye(4) if the file holds camera poses"
+        fix = "pass body_from_camera=T_BS of cam0/sensor.yaml as 4 rows, or the identity if the file holds camera poses"
         raise invalid("body_from_camera", "given for euroc, which tracks the IMU", None, fix)
     return body_from_camera
 

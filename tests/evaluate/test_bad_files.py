@@ -76,8 +76,11 @@ def cut_model(file: Path) -> None:
 
 def far_away(file: Path) -> None:
     path = curved_drive(FRAMES)
-    path[3:, 0, 3] = 1e200
-    write_path(file, path)
+    path[3:, 0, 3] = 123456.0
+    write_path(file, path)  # which would refuse 1e200
+    text = file.read_text()
+    assert "123456.0" in text
+    file.write_text(text.replace("123456.0", "1e200"))
 
 
 @pytest.mark.parametrize("damage", [nested, huge_array, cut_model, far_away])

@@ -1,0 +1,79 @@
+"""The command line itself: what its help says, and that what is missing is said at once."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from merope.cli import command_parser, main
+
+WITH_EXAMPLE = ("generate", "evaluate", "train", "demo", "path", "curate", "data cache", "data synth", "bench world")
+
+
+def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every parser below this one, by its words."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, below in action.choices.items():
+                yield f"{name} {word}".strip(), below
+                yield from leaves(below, f"{name} {word}".strip())
+
+
+PARSERS = dict(leaves(command_parser()))
+
+
+def shown(default: object) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_names_the_default_of_every_option_in_parentheses(name: str) -> None:
+    for action in PARSERS[name]._actions:
+        default = PARSERS[name].get_default(action.dest)
+        # The default of --check depends on the estimator, and its help says so in words.
+        if not action.option_strings or default in (None, False, [], argparse.SUPPRESS, "default"):
+            continue
+        text = (action.help or "") % {"default": default}
+        assert f"({shown(default)}" in text, (name, action.option_strings, default, text)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLE)
+def test_help_ends_with_an_example_on_one_line_that_parses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    example = PARSERS[name].format_help().strip().splitlines()[-1]
+    assert example.startswith(f"e.g. merope {name} ")
+    command_parser().parse_args(example.removeprefix("e.g. merope ").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("generate --model m --branch b --out c.mp4 --trajectory gone.json", "--trajectory must be a file or folder"),
+        ("analyse --model m --branch b --out a --trajectory gone.json", "--trajectory must be a file or folder"),
+        ("demo --trajectory gone.json", "--trajectory must be a file or folder"),
+        ("curate --poses gone.txt", "--poses must be a file or folder"),
+        ("path convert gone.txt out.json", "path must be a file or folder"),
+        ("train gone.toml", "config must be a TOML file"),
+        ("data cache gone.toml --out c", "config must be a TOML file"),
+        ("bench world gone.toml", "config must be a TOML file"),
+    ],
+)
+def test_a_missing_file_is_named_by_its_option(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_missing_files_are_found_before_slow_imports() -> None:
+    program = """
+import sys
+from merope.cli import main
+generate = "generate --model m --branch b --out c.mp4 --trajectory gone.json"
+for command in (generate, "demo --trajectory gone.json", "curate --poses gone.txt", "path convert gone.txt out.json"):
+    assert main(command.split()) == 2
+assert not {"diffusers", "scipy", "cv2", "matplotlib"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
