@@ -112,7 +112,11 @@ def test_merging_leaves_the_parts_alone() -> None:
     assert base == {"a": {"b": 1, "c": 2}}
 
 
-@pytest.mark.parametrize("change", ["run.steps", "run.steps=", "= 3"])
+@pytest.mark.parametrize(
+    "change",
+    ["run.steps", "run.steps=", "= 3", "run.steps=" + "[" * 100_000],
+    ids=["no value", "empty", "no key", "nested"],
+)
 def test_bad_changes_are_refused(change: str) -> None:
     with pytest.raises(ValueError, match=r"--set|config key"):
         read_config(TrainConfig, CONFIGS / "tiny.toml", [change])
@@ -120,7 +124,9 @@ def test_bad_changes_are_refused(change: str) -> None:
 
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("steps = = 3")
-    for name in ("broken.toml", "missing.toml"):
+    (tmp_path / "nested.toml").write_text("steps = " + "[" * 100_000)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    for name in ("broken.toml", "missing.toml", "nested.toml", "binary.toml"):
         with pytest.raises(ValueError, match=name):
             read_config(TrainConfig, tmp_path / name)
 
