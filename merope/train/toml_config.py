@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from merope.adapters.branch_config import has_type, type_name
+from merope.encodings.option_types import has_type, type_name
 from merope.errors import invalid
 
 SHIPPED = Path(__file__).parents[1] / "configs"

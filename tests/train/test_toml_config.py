@@ -231,7 +231,7 @@ def test_booleans_of_a_config_are_spelled_in_two_ways_and_no_other() -> None:
         ("branch.encoding_options.frequencies=1.5", ["frequencies must be int or none", "1.5 (float)"]),
         ("branch.encoding_options.wavelengths_m=[1.0]", ["wavelengths_m must be tuple[float, float]", "[1.0] (list)"]),
         ("branch.encoding_options.fractions=[0, true]", ["fractions must be tuple[float, ...]"]),
-        ("branch.encoding_options.anchor_frame=min", ["anchor_frame must be 'minrot' or 'transport'", "'min' (str)"]),
+        ("branch.encoding_options.anchor_frame=min", ["anchor_frame must be 'minrot' or 'transport', got 'min'"]),
     ],
 )
 def test_values_of_another_type_are_refused(change: str, words: list[str]) -> None:
