@@ -1,15 +1,14 @@
 """CameraBranchConfig: how cameras enter a transformer, and what follows from it for a model's heads and blocks."""
 
-import types
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from merope.adapters.camera_attention import QKNorm
 from merope.adapters.history import HistoryPath
 from merope.adapters.rerope import PARTITION_96, Bands
 from merope.encodings import ENCODINGS, encoding
 from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
+from merope.encodings.option_types import check_types, has_type
 from merope.encodings.protocol import Encoding
 from merope.errors import invalid
 
@@ -80,12 +79,7 @@ class CameraBranchConfig:
         unknown = sorted(set(self.encoding_options) - set(known))
         if unknown:
             raise invalid("encoding_options", f"among {known}", unknown, f"these are the options of {self.encoding}")
-        hints = get_type_hints(kind)
-        for name, value in self.encoding_options.items():
-            if not has_type(value, hints[name]):
-                expected, got = type_name(hints[name]), f"{value!r} ({type(value).__name__})"
-                fix = "write true or false, without quotes" if expected == "bool" else f"{self.encoding} takes that"
-                raise invalid(f"encoding_options.{name}", expected, got, fix)
+        check_types(kind, self.encoding_options, "encoding_options.")
 
     def _check_history(self) -> None:
         if self.history not in (None, "sa", "ca"):
@@ -94,30 +88,6 @@ class CameraBranchConfig:
         if self.history == "ca" and (self.integration != "parallel" or reads_tokens):
             got = f"{self.integration}, {self.encoding}"
             raise invalid('a branch with history "ca"', "parallel, of a geometric encoding", got, 'use history "sa"')
-
-
-def has_type(value: object, hint: Any) -> bool:
-    """Whether a value is what an annotation says. A list may stand for a tuple, a whole number for a float."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(has_type(value, option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if get_origin(hint) in (tuple, list) and isinstance(value, list | tuple):
-        items = get_args(hint)
-        items = items[:1] * len(value) if get_origin(hint) is list or items[-1] is ... else items
-        return len(items) == len(value) and all(map(has_type, value, items))
-    if hint in (int, float):  # a bool is a number to Python
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-    return isinstance(value, get_origin(hint) or hint)
-
-
-def type_name(hint: Any) -> str:
-    """An annotation as a person reads it: bool, 'rope' or 'so2', tuple[int, int]."""
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join("none" if option is type(None) else type_name(option) for option in get_args(hint))
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, int]:

@@ -95,9 +95,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None
         raise invalid("plan", "an AttentionPlan", type(plan).__name__, fix)
     plan_batch = plan.batch
     for name, x, tokens in (("q", q, plan.query_tokens), ("k", k, plan.key_tokens), ("v", v, plan.key_tokens)):
-        if x.ndim != 4 or 0 in x.shape:
+        if not isinstance(x, Tensor) or x.ndim != 4 or 0 in x.shape:
             expected = "[batch, heads, tokens, head_dim] and not empty"
-            raise invalid(name, expected, list(x.shape), "split the heads first")
+            raise invalid(name, expected, list(getattr(x, "shape", [type(x).__name__])), "split the heads first")
         if x.dtype not in FLOATS or x.dtype != q.dtype:
             raise invalid(name, f"floating point, of one dtype with q ({q.dtype})", x.dtype, "cast q, k and v alike")
         if x.device != plan.device:

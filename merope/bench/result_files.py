@@ -78,7 +78,15 @@ def left_alone(file: Path, got: str) -> ValueError:
 
 def read_result(file: Path) -> dict[str, Any] | None:
     """A results file, None where there is none."""
-    return json.loads(file.read_text()) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        result: dict[str, Any] = json.loads(file.read_text())
+        assert all(key in part for part in parts_of(result) for key in ("test", "rows", "clips"))
+    except (AssertionError, KeyError, RecursionError, TypeError, ValueError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise invalid(str(file), "results of merope bench world", got, "the file is damaged: move it away") from None
+    return result
 
 
 def what_differs(before: Mapping[str, Any], config: TrainConfig, tests: Sequence[WorldTest]) -> str:

@@ -40,6 +40,7 @@ from merope.bench.scores import (
     summaries,
 )
 from merope.draw.progress import ProgressLine
+from merope.errors import invalid
 from merope.evaluate.workers import leave_with_parent
 from merope.formats.writing import replace_text
 from merope.train.build import world_clips
@@ -77,6 +78,12 @@ class Scorer:
 
     def __init__(self, pool: Executor, results: Path | None, rows_at_once: int = 1) -> None:
         self.pool, self.results, self.rows_at_once = pool, results, rows_at_once
+        if results is not None:  # refused now, not after hours of training
+            try:
+                results.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                got = f"{results} ({error.strerror})"
+                raise invalid("--results", "a folder that can be written to", got, "name another one") from None
         self._floors: dict[Path, list[Future[bytes]]] = {}
         self._rows: list[_Scoring] = []
         self.written: list[dict[str, Any]] = []

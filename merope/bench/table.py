@@ -122,13 +122,26 @@ def read_rows(folder: Path) -> dict[str, Row]:
     """All rows of a results folder (`merope bench world --results`)."""
     rows: dict[str, Row] = {}
     for file in sorted(folder.glob("*-seed*.json")):
-        result = json.loads(file.read_text())
-        rows.setdefault(result["row"], Row(result["row"], {})).seeds[result["seed"]] = result
+        row = _read_seed(file)
+        rows.setdefault(row.name, Row(row.name, {})).seeds.update(row.seeds)
     if not rows:
         raise invalid(str(folder), "a folder with results of rows", "none", "run merope bench world … --results DIR")
     for row in rows.values():
         _check_alike(row)
     return rows
+
+
+def _read_seed(file: Path) -> Row:
+    """One seed of a row. Its own tables are made once, so that an error names the file that lacks something."""
+    try:
+        result = json.loads(file.read_text())
+        row = Row(result["row"], {result["seed"]: result})
+        _check_alike(row)
+        tables({row.name: row})
+    except (AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError) as error:
+        fix = "the file is damaged: move it away, or measure the row again"
+        raise invalid(str(file), "results of merope bench world", f"{type(error).__name__}: {error}", fix) from None
+    return row
 
 
 def _check_alike(row: Row) -> None:

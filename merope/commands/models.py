@@ -123,10 +123,14 @@ def key_and_value(text: str) -> tuple[str, object]:
     key, separator, value = text.partition("=")
     if not (key and separator):
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    if key in ("path", "format", "is_metric", "lens"):
+        raise argparse.ArgumentTypeError(f"{key} is not an option of a format (docs/formats.md)")
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError:
         parsed = value
+    except RecursionError:
+        raise argparse.ArgumentTypeError(f"{text[:40]} … is nested too deeply") from None
     return key, tuple(parsed) if isinstance(parsed, list) else parsed
 
 

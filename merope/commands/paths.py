@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,8 @@ def _convert(options: argparse.Namespace) -> int:
 
     is_metric = True if options.assume_metric else None
     path = formats.read(options.path, options.source_format, is_metric=is_metric, **dict(options.option))
+    for finding in formats.validate(path):  # said, not refused: a conversion may be the first step of a repair
+        print(f"merope: {options.path}: {finding.message}; {finding.hint}", file=sys.stderr)
     _write(path, options)
     return 0
 

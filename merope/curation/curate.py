@@ -191,7 +191,7 @@ def _manifest_row(line: str, where: str) -> dict[str, Any]:
     fix = "restore the line or run the curation again"
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise invalid(where, "a JSON object", f"{line[:60]!r} ({error})", fix) from None
     expected = "an object with " + ", ".join(f"{name} ({kind.__name__})" for name, kind in MANIFEST_FIELDS.items())
     if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in MANIFEST_FIELDS.items()):

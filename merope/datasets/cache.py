@@ -110,7 +110,7 @@ class CachedSource(ClipSource[CachedClip]):
             raise invalid("cache", "a folder of `merope data cache`", f"{folder} without clips.jsonl", "finish caching")
         try:
             return cls(Path(folder), [json.loads(line) for line in file.read_text().splitlines() if line.strip()])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise invalid(str(file), "a JSON object a line", str(error), "run `merope data cache` again") from None
 
     def about(self) -> dict[str, Any]:

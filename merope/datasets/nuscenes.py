@@ -5,7 +5,6 @@ rows needs little memory and is read once. Poses are ego pose ∘ sensor calibra
 camera-to-world in the map frame, metres, OpenCV axes. Images are undistorted, so the lens is a pinhole.
 """
 
-import json
 import logging
 import zlib
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from merope.datasets.clip import Clip
 from merope.datasets.json_stream import stream_objects
 from merope.errors import invalid
+from merope.formats.files import load_json
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_image
 from merope.formats.writing import replacing
@@ -159,9 +159,10 @@ class NuScenes:
 
 def read_split(path: Path, name: str) -> list[str]:
     """Scene names of a split from a JSON file {"train": [...], "val": [...]}."""
-    splits = json.loads(Path(path).read_text())
-    if name not in splits:
-        raise invalid("name", f"one of {sorted(splits)} in {path}", repr(name), "check the split's name")
+    splits = load_json(Path(path))
+    if not isinstance(splits, dict) or not isinstance(splits.get(name), list):
+        there = sorted(splits) if isinstance(splits, dict) else "splits"
+        raise invalid("name", f"one of {there} in {path}", repr(name), "check the split's name")
     return list(splits[name])
 
 

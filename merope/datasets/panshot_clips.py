@@ -20,6 +20,7 @@ from merope.datasets.data_kind import FrameData
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats import read
+from merope.formats.files import load_json
 from merope.formats.video import read_video
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.poses import rigid
@@ -29,7 +30,7 @@ FRAME_RATE_HZ = 16.0
 
 def read_samples(samples: Path) -> list[dict[str, Any]]:
     """The rows of a sample list."""
-    rows = json.loads(Path(samples).read_text())
+    rows = load_json(Path(samples))
     if not isinstance(rows, list) or not rows:
         raise invalid("samples", "a JSON list of samples", samples, "each with pose_path, x_fov, xi and caption")
     return rows
@@ -37,8 +38,12 @@ def read_samples(samples: Path) -> list[dict[str, Any]]:
 
 def read_near_depths(path: Path) -> dict[str, float]:
     """Near depth by "<video_id>-<clip_id>"."""
-    rows = (json.loads(line) for line in Path(path).read_text().splitlines() if line.strip())
-    depths = {f"{row['video_id']}-{row['clip_id']}": float(row["near_depth"]) for row in rows}
+    try:
+        rows = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
+        depths = {f"{row['video_id']}-{row['clip_id']}": float(row["near_depth"]) for row in rows}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        expected = "lines of JSON with video_id, clip_id and near_depth"
+        raise invalid(str(path), expected, repr(error), "restore the file") from None
     for key, depth in depths.items():
         if not 0 < depth < math.inf:
             raise invalid(f"near_depth of {key}", "positive and finite", depth, "repair or drop this row")

@@ -52,7 +52,7 @@ def read_video_rows(file: Path) -> list[VideoRow]:
                     got = f"one under {next(name for name in ('prompt', 'text') if name in row)!r}"
                     raise invalid(f"{file}, line {number}", 'a text under "caption"', got, "rename the field")
                 rows.append(VideoRow(**{name: value for name, value in row.items() if name in known}))
-            except (json.JSONDecodeError, TypeError, AttributeError) as error:
+            except (json.JSONDecodeError, RecursionError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{file}, line {number}: {error}; expected an object with id, video and poses"
                 ) from None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from merope.attention.operators import Operator
 from merope.attention.plan import Block
+from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import axis_block, check_head_dim, check_positive, phase_block
 from merope.encodings.tokens import Tokens
@@ -36,6 +37,7 @@ class GTA(Encoding):
     image_plane: Literal["rope", "so2"] = "rope"
 
     def __post_init__(self) -> None:
+        check_types(type(self), vars(self))
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
         check_positive("rope_base", self.rope_base)

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from merope.attention.operators import Operator, phasors
 from merope.attention.plan import Block
+from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.encodings.ray_frames import ray_rotation_block
 from merope.encodings.rotary import check_positive, native_block, rotary_frequencies
@@ -62,6 +63,7 @@ class MeRoPE(Encoding):
     direction_scale: float | None = None
 
     def __post_init__(self) -> None:
+        check_types(type(self), vars(self))
         _check(self)
 
     @property

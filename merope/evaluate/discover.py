@@ -196,7 +196,7 @@ def _manifest(file: Path) -> list[Commanded]:
                 manoeuvre = str(row.get("manoeuvre", name.manoeuvre))
                 chosen = {key: row[key] for key in ("start", "stride", "frames") if key in row}
                 rows.append(Commanded(ClipName(name.base, manoeuvre), file.parent / row["poses"], **chosen))
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise ValueError(f"{file}, line {number}: {error!r}; expected an object with id and poses") from None
     return rows
 

@@ -73,7 +73,7 @@ def load_json(path: Path) -> object:
     except json.JSONDecodeError as error:
         raise invalid(f"{path}:{error.lineno}", "valid JSON", f"{error.msg} at column {error.colno}", CUT_OFF) from None
     except RecursionError:
-        raise invalid(str(path), "JSON of a camera path", "brackets nested too deeply", CUT_OFF) from None
+        raise invalid(str(path), "JSON", "brackets nested too deeply", CUT_OFF) from None
 
 
 def _whole_or_float(digits: str) -> int | float:

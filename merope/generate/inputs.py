@@ -1,5 +1,6 @@
 """What `merope generate` makes a clip from: its settings, camera path, lens and prefix, checked before any weights."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,6 +68,8 @@ class GenerateConfig:
             raise invalid("out", "a file name that ends in .mp4", str(self.out), "name the clip, such as clip.mp4")
         if self.steps < 1:
             raise invalid("steps", "at least 1", self.steps, "the default is 50")
+        if self.guidance is not None and not math.isfinite(self.guidance):
+            raise invalid("guidance", "finite", self.guidance, "5 is the default, 1 is none")
         self.path_source()  # which checks what it is made of
         self._check_outputs()
 
@@ -108,8 +111,15 @@ class GenerateConfig:
 
 
 def chosen_device(device: str | None) -> str:
-    """A device that was asked for, or the best one of this machine."""
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    """A device that was asked for and is there, or the best one of this machine."""
+    if not device:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device).item()
+    except (AssertionError, RuntimeError):  # no word of torch's, a GPU that is not there, or "meta"
+        fix = "leave it out to take the best one"
+        raise invalid("device", "one of torch's devices that this machine has", repr(device), fix) from None
+    return device
 
 
 def chosen_dtype(dtype: str | None, device: str) -> str:

@@ -103,7 +103,10 @@ def check_weights(folder: Path) -> None:
     fix = "complete the download"
     files = [path for pattern in WEIGHT_FILES for path in folder.glob(pattern)]
     for index in folder.glob("*.index.json"):
-        shards = set(json.loads(index.read_text())["weight_map"].values())
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise invalid(str(index), "an index of weights", f"{type(error).__name__}: {error}", fix) from None
         missing = sorted(name for name in shards if not (folder / name).is_file())
         if missing:
             raise FileNotFoundError(
@@ -122,6 +125,10 @@ def _config(name: str, kind: Any, given: str) -> dict[str, Any]:
         raise OSError(
             f"{name} {given} is neither a folder here nor found on the hub ({reason}); download it"
         ) from error
+    except RecursionError:
+        raise invalid(f"config of {name}", "JSON", f"brackets nested too deeply in {given}", "get it again") from None
+    if not isinstance(config, dict):
+        raise invalid(f"config of {name}", "a JSON object", f"a {type(config).__name__} in {given}", "get it again")
     return config
 
 

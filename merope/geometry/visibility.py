@@ -11,6 +11,7 @@ from merope.geometry.lenses import Lens, Pinhole
 CONE_SAMPLES = 1024  # directions per refinement; three of them find the rim of a lens to 1e-8 rad
 CONE_MARGIN_RAD = 1e-6  # keeps directions on the rim on the side where a lens is defined
 AXIS_ZONE = 1e-6  # a point behind that is off the optical axis by less of its depth leaves by the right of the image
+CENTRE_M = 1e-6  # a point nearer to the centre of a camera is in no direction; it is taken straight ahead
 
 
 def is_perspective(lens: Lens) -> bool:
@@ -51,11 +52,29 @@ def pixels_seen(
     points = points.transpose(0, 1) if camera_major else points
     if is_perspective(lens):
         points = torch.cat((points[..., :2], points[..., 2:].clamp_min(z_min_m)), dim=-1)
+    points = _settled(points)
     rim = half_angle_rad.reshape(*lens.batch_shape, *(1,) * (points.ndim - 1 - len(lens.batch_shape)))
     pixels, _ = lens.project(_within_cone(points, rim))
     size = pixels.new_tensor([lens.width, lens.height])
     pixels = pixels.clamp(-size, 2 * size)
     return pixels.transpose(0, 1) if camera_major else pixels
+
+
+def _settled(
+    points: Tensor,  # [..., 3]
+) -> Tensor:  # [..., 3]
+    """Points with one direction where rounding would choose it: at the centre, and on the seam and poles of a panorama.
+
+    Straight behind is at the right edge of a panorama, straight up and down are in its middle column.
+    """
+    distance_m = torch.linalg.vector_norm(points.detach(), dim=-1)
+    x, y, z = points.unbind(-1)
+    zone = AXIS_ZONE * distance_m
+    beside = x.abs() > zone
+    x = torch.where(beside | (z > zone), x, 0.0)
+    z = torch.where(beside | (z.abs() > zone), z, zone)
+    ahead = points.new_tensor([0.0, 0.0, 1.0])
+    return torch.where((distance_m > CENTRE_M)[..., None], torch.stack((x, y, z), dim=-1), ahead)
 
 
 def _within_cone(

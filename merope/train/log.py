@@ -77,7 +77,7 @@ def _tensorboard(folder: Path, begun: int) -> "SummaryWriter | None":
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except json.JSONDecodeError:
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")
 
 

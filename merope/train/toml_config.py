@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from merope.adapters.branch_config import has_type, type_name
+from merope.encodings.option_types import has_type, type_name
 from merope.errors import invalid
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -58,7 +58,7 @@ def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
         raise invalid("base", "a chain of files that ends", " → ".join(path.name for path in (*above, file)), "cut it")
     try:
         table = tomllib.loads(file.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no text, or brackets without end
         raise ValueError(f"{file} is not TOML: {error}") from None
     base = table.pop("base", None)
     return table if base is None else merged(read_table(file.parent / base, (*above, file)), table)
@@ -82,6 +82,8 @@ def _parsed_change(change: str) -> Table:
     value = {"True": "true", "False": "false"}.get(value.strip(), value)
     try:
         parsed = tomllib.loads(f"{key.strip()} = {value}")
+    except RecursionError:
+        raise invalid("--set", "key=value", f"{change[:40]} …, nested too deeply", "check the brackets") from None
     except tomllib.TOMLDecodeError:  # a bare word is a string: nobody wants to quote quotes in a shell
         try:
             parsed = tomllib.loads(f"{key.strip()} = '''{value}'''")

@@ -138,6 +138,7 @@ CASES = {
         lambda: merope.encoding("rayrope").plan(Cameras(random_poses(3), PINHOLE), GRID),
         "content.*2 channels",
     ),
+    "no tensor": (attend(lambda a: a.update(k=None)), "k must be .*got .*NoneType"),
     "backend": (attend(lambda a: a.update(backend="flash")), "backend.*auto.*'flash'"),
     "batch": (
         attend(lambda a: a.update(plan=MeRoPE().plan(Cameras(random_poses(2, 3), PINHOLE), GRID))),

@@ -1,8 +1,11 @@
 """Tables of the world benchmark: intervals, verdicts, and what is open."""
 
 import argparse
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from merope.bench.intervals import RESAMPLES, Grid, difference, interval
 from merope.bench.table import BEGIN, END, GROUPS, Row, read_rows, tables, verdict, write_tables
+from merope.cli import main
 from merope.commands.bench import add_bench
 from merope.evaluate.summary import Interval
 from tests.bench.made_up_results import write_result
@@ -224,6 +228,45 @@ def test_seeds_of_a_row_must_be_of_one_test(tmp_path: Path) -> None:
         read_rows(tmp_path)
     with pytest.raises(ValueError, match="a folder with results of rows"):
         read_rows(tmp_path / "nothing")
+
+
+def without(*keys: str) -> Callable[[dict[str, Any]], str]:
+    def damaged(result: dict[str, Any]) -> str:
+        place = result
+        for key in keys[:-1]:
+            place = place[key]
+        del place[keys[-1]]
+        return json.dumps(result)
+
+    return damaged
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda result: "",
+        lambda result: "[1, 2]",
+        lambda result: "[" * 100_000,
+        lambda result: json.dumps(result)[:200],
+        lambda result: json.dumps(result | {"sweep": 3}),
+        lambda result: json.dumps(result | {"clips": {"a": {}}}),
+        lambda result: json.dumps(result | {"validation_loss": "low"}),
+        *(without(key) for key in ("row", "seed", "steps", "data", "sweep", "test", "clips", "validation_loss")),
+        without("test", "worlds"),
+        without("rows", "floor"),
+        without("clips", "world-3-left"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_result(tmp_path, "merope", 0, 2.0)
+    text = damage(write_result(tmp_path, "gta", 0, 2.0, stretches=(1.0, 2.0)))
+    (tmp_path / "gta-seed0.json").write_text(text)
+    assert main(["bench", "table", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "gta-seed0.json must be results of merope bench world" in message
+    assert "Error" in message
 
 
 def test_rows_of_another_start_are_compared_among_themselves(tmp_path: Path) -> None:

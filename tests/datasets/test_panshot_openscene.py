@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from scenes import curved_drive, random_poses
 
 from merope.datasets.clip import Clip
+from merope.datasets.nuscenes import read_split
 from merope.datasets.openscene import read_infos, read_openscene
 from merope.datasets.panshot_clips import clip_key, read_near_depths, read_sample, read_samples, without_first_yaw
 from merope.formats.video import write_image
@@ -187,3 +189,13 @@ def test_infos_of_another_layout_are_named(tmp_path: Path) -> None:
     (tmp_path / "gap.pkl").write_bytes(pickle.dumps(incomplete))
     with pytest.raises(ValueError, match=r"channel must be one of \[\], got 'CAM_F0'"):
         read_openscene(tmp_path / "gap.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"video_id": 1}', "[3]", "nothing"])
+def test_damaged_lists_are_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "damaged.json"
+    file.write_text(text)
+    for read_list in (read_near_depths, read_samples, partial(read_split, name="train")):
+        if not (read_list is read_samples and text == "[3]"):  # a list, whose samples are looked at when they are read
+            with pytest.raises(ValueError, match="must be"):
+                read_list(file)

@@ -308,6 +308,30 @@ def test_bases_and_scales_that_make_no_phases_are_refused(name: str, value: floa
 
 
 @pytest.mark.parametrize("name", sorted(ENCODINGS))
+def test_options_of_another_type_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"transform_values must be bool, got 'False' \(str\); write true or false"):
+        merope.encoding(name, transform_values="False")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (merope.MeRoPE, {"disparity": "False"}),
+        (merope.MeRoPE, {"rotation": 0}),
+        (merope.MeRoPE, {"fractions": 3}),
+        (merope.MeRoPE, {"wavelengths_m": None}),
+        (merope.MeRoPE, {"native_base": "x"}),
+        (merope.MeRoPE, {"head_dim": []}),
+        (merope.GTA, {"translation_scale": None}),
+        (merope.GTA, {"transform_values": "no"}),
+    ],
+)
+def test_public_classes_check_types_too(kind: type[Encoding], options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+        kind(**options)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_options_that_a_method_does_not_have_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"options of {name} must be among \['head_dim', .*got 'head_dims'"):
         merope.encoding(name, head_dims=128)

@@ -193,6 +193,30 @@ def test_gradients_of_pixels_are_finite_everywhere(name: str) -> None:
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("name", LENSES)
+@pytest.mark.parametrize(
+    ("half_turn_about", "centre_m"),
+    [
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 8.0)),  # the second camera stands on an anchor of the first
+        ((0.0, 1.0, 0.0), (0.0, 0.0, 8.0)),  # and looks back at it
+        ((0.0, 1.0, 0.0), (0.0, 0.0, 4.0)),  # each lies straight ahead of the other
+        ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)),  # one looks straight to the back of the other
+    ],
+)
+def test_rounding_chooses_no_direction(
+    name: str, half_turn_about: tuple[float, float, float], centre_m: tuple[float, float, float]
+) -> None:
+    axis = torch.tensor(half_turn_about, dtype=torch.float64)
+    turn = 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64) if axis.any() else torch.eye(3).double()
+    first = torch.eye(4, dtype=torch.float64)
+    poses = torch.stack((first, rigid(turn, torch.tensor(centre_m, dtype=torch.float64))))
+    world = rigid(random_rotations(1, seed=3)[0], torch.tensor([5.0, -3.0, 2.0], dtype=torch.float64))
+    lens = LENSES[name]
+    plans = [SMALL.plan(Cameras(given, lens), (3, 3)) for given in (poses, world @ poses)]
+    for here, there in zip(plans[0].blocks, plans[1].blocks, strict=True):
+        torch.testing.assert_close(here.key.table, there.key.table, rtol=0, atol=1e-5)
+
+
 def test_the_published_layout_has_no_time_band() -> None:
     plan = URoPE(head_dim=128, split=(0, 64, 64)).plan(Cameras(random_poses(2), PINHOLE), GRID)
     assert [(block.name, block.start, block.stop) for block in plan.blocks] == [("image", 0, 128)]

@@ -75,12 +75,9 @@ def cut_model(file: Path) -> None:
 
 
 def far_away(file: Path) -> None:
-    path = curved_drive(FRAMES)
-    path[3:, 0, 3] = 123456.0
-    write_path(file, path)  # which would refuse 1e200
-    text = file.read_text()
-    assert "123456.0" in text
-    file.write_text(text.replace("123456.0", "1e200"))
+    document = json.loads(file.read_text())
+    document["frames"][3]["world_from_camera"][0][3] = 1e200
+    file.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("damage", [nested, huge_array, cut_model, far_away])
@@ -322,3 +319,17 @@ def _is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+@pytest.mark.parametrize("command", ["evaluate", "curate"])
+def test_a_manifest_nested_without_end_is_named(
+    folder: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = tmp_path / "nested.jsonl"
+    nested.write_text("[" * 100_000)
+    sources = {
+        "evaluate": [f"--commanded={nested}", f"--videos={folder / 'videos'}"],
+        "curate": [f"--videos={nested}"],
+    }
+    assert main([command, *sources[command], f"--out={tmp_path / 'out'}"]) == 2
+    assert "nested.jsonl, line 1" in capsys.readouterr().err

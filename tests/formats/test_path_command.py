@@ -104,3 +104,21 @@ def test_mistakes_are_named_and_nothing_is_written(
     assert main(["path", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_conversion_says_what_looks_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (f"{1000 * k / 12} 0 0 {k / 2} 0 0 0 1" for k in range(30))
+    (tmp_path / "milliseconds.txt").write_text("\n".join(lines))
+    assert main(["path", "convert", str(tmp_path / "milliseconds.txt"), str(tmp_path / "path.json")]) == 0
+    assert "times are not in seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["path=1", "format=tum", "is_metric=1", "lens=1", "camera=" + "[" * 100_000])
+def test_what_is_no_option_of_a_format_is_refused(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["path", "straight", str(tmp_path / "path.txt")]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        main(["path", "convert", str(tmp_path / "path.txt"), str(tmp_path / "path.json"), "--option", option])
+    message = capsys.readouterr().err
+    assert "not an option of a format" in message or "nested too deeply" in message

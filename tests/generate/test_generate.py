@@ -240,6 +240,11 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     attach(other, tiny_config())
     detach(other).save_pretrained(scratch / "other_branch")
     (scratch / "broken.mp4").write_bytes(b"no video")
+    for name, text in (("list", "[]"), ("nested", "[" * 100_000)):
+        (scratch / name).mkdir()
+        (scratch / name / "model_index.json").write_text(text)
+    shutil.copytree(files / "model", scratch / "no_index")
+    (scratch / "no_index" / "transformer" / "model.safetensors.index.json").write_text("{}")
     pinholes_only = tiny_wan(num_layers=2)
     attach(pinholes_only, tiny_config(encoding="prope", encoding_options={}))
     detach(pinholes_only).save_pretrained(scratch / "prope")
@@ -276,6 +281,11 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "negative frames": ({"frames": -3}, "frames must be at least 1"),
         "fps": ({"fps": 0.0}, "fps must be positive"),
         "device": ({"device": "abacus"}, "one of torch's"),
+        "a device that holds nothing": ({"device": "meta"}, "one of torch's"),
+        "guidance": ({"guidance": float("nan")}, "guidance must be finite"),
+        "a list for a model": ({"model": scratch / "list"}, "config of model must be a JSON object"),
+        "a nested model": ({"model": scratch / "nested"}, "nested too deeply"),
+        "a damaged index": ({"model": scratch / "no_index"}, "must be an index of weights"),
         "a folder": ({"out": scratch / "taken.mp4"}, "taken.mp4, a folder"),
         "a folder beside": ({"out": scratch / "record.mp4"}, "record.json, a folder"),
         "unwritable": ({"out": scratch / "broken.mp4" / "clip.mp4"}, "broken.mp4"),

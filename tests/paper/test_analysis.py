@@ -286,6 +286,7 @@ class TestCommand:
             ({"frames": 41}, "longer path"),
             ({"model": "missing/"}, "model"),
             ({"branch": "/nowhere"}, "nowhere"),
+            ({"device": "abacus"}, "device must be one of torch's"),
         ],
     )
     def test_mistakes_are_named_and_nothing_is_written(

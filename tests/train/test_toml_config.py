@@ -112,7 +112,11 @@ def test_merging_leaves_the_parts_alone() -> None:
     assert base == {"a": {"b": 1, "c": 2}}
 
 
-@pytest.mark.parametrize("change", ["run.steps", "run.steps=", "= 3"])
+@pytest.mark.parametrize(
+    "change",
+    ["run.steps", "run.steps=", "= 3", "run.steps=" + "[" * 100_000],
+    ids=["no value", "empty", "no key", "nested"],
+)
 def test_bad_changes_are_refused(change: str) -> None:
     with pytest.raises(ValueError, match=r"--set|config key"):
         read_config(TrainConfig, CONFIGS / "tiny.toml", [change])
@@ -120,7 +124,9 @@ def test_bad_changes_are_refused(change: str) -> None:
 
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("steps = = 3")
-    for name in ("broken.toml", "missing.toml"):
+    (tmp_path / "nested.toml").write_text("steps = " + "[" * 100_000)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    for name in ("broken.toml", "missing.toml", "nested.toml", "binary.toml"):
         with pytest.raises(ValueError, match=name):
             read_config(TrainConfig, tmp_path / name)
 
@@ -225,7 +231,7 @@ def test_booleans_of_a_config_are_spelled_in_two_ways_and_no_other() -> None:
         ("branch.encoding_options.frequencies=1.5", ["frequencies must be int or none", "1.5 (float)"]),
         ("branch.encoding_options.wavelengths_m=[1.0]", ["wavelengths_m must be tuple[float, float]", "[1.0] (list)"]),
         ("branch.encoding_options.fractions=[0, true]", ["fractions must be tuple[float, ...]"]),
-        ("branch.encoding_options.anchor_frame=min", ["anchor_frame must be 'minrot' or 'transport'", "'min' (str)"]),
+        ("branch.encoding_options.anchor_frame=min", ["anchor_frame must be 'minrot' or 'transport', got 'min'"]),
     ],
 )
 def test_values_of_another_type_are_refused(change: str, words: list[str]) -> None:
