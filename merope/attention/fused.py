@@ -65,7 +65,7 @@ def attend_fused(
 
 
 def make_ready(q: Tensor, plan: AttentionPlan) -> None:
-    """Make what is kept on a plan for inputs like q (of any shape) now: a graph of torch.compile can only find it."""
+    """Make now what a plan keeps for inputs like q (of any shape); a graph of torch.compile cannot make it."""
     if plan.blocks and hopper_for(q, plan) is None:
         prepared(plan, q.dtype)
         if plan.cameraless_queries.numel():
@@ -207,7 +207,7 @@ def _attend_learning(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memor
 
 
 class _Learning(torch.autograd.Function):
-    """The two operators with gradients of tables, straight to the operators' own: flat tables may be in float16."""
+    """The two operators with gradients of tables. These go to the plan's own tables: flat ones may be float16."""
 
     @staticmethod
     def forward(ctx, q, k, v, maps, learned, memory_budget, *_tables):  # type: ignore[no-untyped-def]

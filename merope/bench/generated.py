@@ -76,7 +76,7 @@ def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeli
 
 
 def load_row(folder: Path, device: torch.device) -> CameraVideoPipeline:
-    """A trained pipeline with its branch; that of the row without cameras has none."""
+    """A trained pipeline with its branch. The row without cameras has no branch."""
     pipeline = CameraVideoPipeline.from_pretrained(folder)
     if (folder / "branch").is_dir():
         load_branch(pipeline.transformer, folder / "branch")
@@ -90,7 +90,7 @@ def generated_file(config: TrainConfig, test: WorldTest) -> Path:
 
 
 def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:
-    """Generate the test clips of a trained row into its folder; those of the same test, clips and weights are kept."""
+    """Generate the test clips of a trained row into its folder. Videos of the same test, clips and weights are kept."""
     file, trained, clips = generated_file(config, test), config.run.out / "trained", world_clips(config)
     about = {
         "test": json.dumps(vars(test)),
@@ -110,7 +110,7 @@ def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> 
 
 
 def about_videos(file: Path) -> dict[str, str]:
-    """What videos were generated from, on what and for how long; empty where there are none, or half a file."""
+    """From what, on what and in what time videos were generated; empty if their file is missing or incomplete."""
     try:
         with safe_open(file, "pt") as videos:
             return videos.metadata() or {}
@@ -119,7 +119,7 @@ def about_videos(file: Path) -> dict[str, str]:
 
 
 def weights_digest(folder: Path) -> str:
-    """What tells the weights of one training from those of any other: SHA-256 of all weight files of a folder."""
+    """SHA-256 of all weight files of a folder: it tells the weights of one training from those of any other."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.safetensors")):
         digest.update(str(file.relative_to(folder)).encode())

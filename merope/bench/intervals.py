@@ -1,9 +1,8 @@
 """Means over worlds and training seeds with 95 % intervals, by a bootstrap that keeps rows paired.
 
-What varies when the benchmark is repeated is which worlds are drawn and which seeds are trained. So both are resampled,
-worlds with all of their manoeuvres, and every row sees the same draws: rows that were tested in the same worlds and
-trained with the same seeds are compared on them. Few seeds give few different draws: with two, an interval tells about
-worlds much more than about training.
+A repeated benchmark would draw other worlds and train other seeds. So both are resampled, worlds with all of their
+manoeuvres. Every row sees the same draws: two rows are compared on the worlds and seeds that they share. Few seeds give
+few different draws. With two seeds an interval tells much more about worlds than about training.
 """
 
 import math
@@ -52,7 +51,7 @@ def _clip_values(clips: Sequence[Mapping[str, Any]], metric: str, lens: str | No
 def interval(of: Grid) -> Interval:
     """The mean over clips with a number, and the central 95 % of its resampled means; `count` counts such clips.
 
-    No interval where all numbers are of one world and one seed, however many failed beside it.
+    There is no interval if all numbers are of one world and one seed, however many other clips failed.
     """
     has_number = ~np.isnan(of.values)
     sums = np.where(has_number, of.values, 0.0).sum(axis=-1)
@@ -82,6 +81,6 @@ def _of_seeds(some: Grid, seeds: Sequence[int]) -> Numbers:
 
 @lru_cache
 def _weights(what: Literal["seeds", "worlds"], count: int) -> Numbers:  # [RESAMPLES, count]
-    """How often each of `count` seeds or worlds is drawn, the same for all who ask."""
+    """How often each of `count` seeds or worlds is drawn. Every call gives the same draws."""
     dice = np.random.default_rng((BOOTSTRAP_SEED, what == "worlds", count))
     return dice.multinomial(count, np.full(count, 1.0 / count), size=RESAMPLES).astype(np.float64)

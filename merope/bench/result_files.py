@@ -54,7 +54,7 @@ def about_clips(config: TrainConfig) -> dict[str, Any]:
 
 
 def check_nothing_is_trained_again(config: TrainConfig, results: Path | None) -> None:
-    """Refuse to train a row that has results: those of another training can neither be added to them nor lost."""
+    """Refuse to train a row that has results: those of another training may neither join nor replace them."""
     done, wanted = steps_done(config), config.run.steps
     files = {config.run.out / "scores.json": 1}  # a longer run in the same folder replaces its own
     if results is not None:
@@ -90,7 +90,7 @@ def read_result(file: Path) -> dict[str, Any] | None:
 
 
 def what_differs(before: Mapping[str, Any], config: TrainConfig, tests: Sequence[WorldTest]) -> str:
-    """Why tests of a row's trained weights may not stand in one file with what is in it; empty if they may."""
+    """Why tests of a row's trained weights may not be added to its results file; empty if they may."""
     weights, asked = weights_digest(config.run.out / "trained"), {test.stretch: asdict(test) for test in tests}
     if before["data"] != about_clips(config):
         return f"clips like {before['data']}, not {about_clips(config)}"
@@ -113,9 +113,9 @@ def put_together(
     parts: Sequence[Mapping[str, Any]],  # of the benchmark's own test, then of its sweep
     earlier: Iterable[Mapping[str, Any]],  # results of the same weights, see what_differs
 ) -> dict[str, Any]:
-    """What a results file says: the tests that were just made, and those that were made earlier and not again.
+    """What a results file says: the tests that were just made, and earlier ones that were not made again.
 
-    What was said of the training then stays: how many rows were trained at once is not how many are tested at once.
+    What it says of the training stays: as many rows as are tested at once need not have been trained at once.
     """
     plain, sweep = dict(about), dict[float, Mapping[str, Any]]()
     for result in earlier:

@@ -55,7 +55,7 @@ Stage = Literal["trained", "generated", "scored"]
 
 
 def train_row(config: TrainConfig) -> bool:
-    """Train a row or go on with it; whether it is finished now. Another run in its folder is refused."""
+    """Train a row, or go on with it. Returns whether it is finished. Another run in its folder is refused."""
     with timed_piece(config):
         train(config)
     return steps_done(config) >= config.run.steps
@@ -98,7 +98,7 @@ class Scorer:
         self._rows.append(_Scoring(config, {test: self._submit(row_jobs(config, test)) for test in tests}))
 
     def finish(self, wait: bool) -> None:
-        """Write the rows whose scores are complete; with `wait` all of them. One that cannot be is among `failures`."""
+        """Write the rows whose scores are complete; with `wait`, all rows. Those that cannot be are in `failures`."""
         for row in [row for row in self._rows if wait or row.is_done]:
             self._rows.remove(row)
             try:
@@ -161,11 +161,10 @@ def run_rows(
     is_over: Callable[[], bool] = lambda: False,
     is_made: Callable[[TrainConfig], bool] = lambda config: False,
 ) -> bool:
-    """Row after row in one process; whether all of them are done.
+    """Make row after row in one process. Returns whether all of them are done.
 
-    Rows that are made, or that another process is making, are left alone. When the training of a row is stopped by a
-    signal, or time is over, nothing further is begun. A row that fails keeps no other from being made; its error comes
-    at the end.
+    Rows that are made, or that another process is making, are left alone. When a signal stops the training of a row, or
+    time is over, no further row is begun. A row that fails does not stop the others; its error is raised at the end.
     """
     done, failures = 0, []
     with ExitStack() as claims:
@@ -208,7 +207,7 @@ def _could_free_gpu() -> bool:
 
 
 def _claim(config: TrainConfig, claims: ExitStack) -> bool:
-    """Whether this process may make a row; it keeps it until `claims` ends or the process does."""
+    """Whether this process may make a row. Its claim holds until `claims` or the process ends."""
     config.run.out.mkdir(parents=True, exist_ok=True)
     try:
         claims.enter_context(FileLock(config.run.out / "row.lock", blocking=False))
@@ -234,7 +233,7 @@ def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, u
 
 
 def _free_model() -> None:
-    """Compiled code keeps the weights that it was made for alive, and counts against the limit of recompilations."""
+    """Also drop compiled code: it keeps a row's weights alive and counts against the limit of recompilations."""
     torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -246,8 +245,8 @@ def _free_model() -> None:
 def time_limit(seconds: float) -> Iterator[Callable[[], bool]]:
     """Whether the time is over, or SIGTERM or Ctrl-C has come; a training loop that runs then writes a checkpoint.
 
-    The signal is repeated every second: a loop that is still being built does not listen yet. A terminal's Ctrl-C comes
-    to every process of its group, whatever it is doing: the first one loses nothing, a second one ends it at once.
+    The signal is repeated every second, because a loop that is still being built does not listen yet. A terminal sends
+    Ctrl-C to every process of its group. The first one loses nothing, a second one ends them at once.
     """
     over: list[int] = []
 
@@ -279,7 +278,7 @@ class InThisProcess(Executor):
 
 
 class _Workers(ProcessPoolExecutor):
-    """Processes start when jobs come, with signals held back: one that dies before `_begin_worker` breaks the pool."""
+    """Starts processes with signals held back: one that is ended before `_begin_worker` would break the pool."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -301,10 +300,10 @@ def scoring_pool(workers: int) -> Iterator[Executor]:
 
 
 def _begin_worker() -> None:
-    """Signals that stop training are for the process that trains, though the whole group may get them.
+    """Ignore signals that stop training: the whole group may get them, but they are for the process that trains.
 
-    A worker leaves when that process does, however it ends: it would wait for jobs for ever. And workers must not fight
-    for cores, neither each other's nor those that training needs to keep a GPU busy.
+    A worker ends when that process ends, in whatever way; otherwise it would wait for jobs for ever. It takes one core
+    and yields to training, which needs its cores to keep a GPU busy.
     """
     leave_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -114,7 +114,7 @@ def scores_of_test(config: TrainConfig, test: WorldTest, scores: list[Score], fl
 
 
 def with_seed(config: TrainConfig, seed: int) -> TrainConfig:
-    """The same row with other dice, in a folder of its own; {seed} in what it starts from is the seed."""
+    """The same row with another seed, in a folder of its own. {seed} in what it starts from becomes the seed."""
     out, start = config.run.out.with_name(f"{config.run.out.name}-seed{seed}"), config.model.pretrained
     model = replace(config.model, pretrained=None if start is None else start.replace("{seed}", str(seed)))
     return replace(config, run=replace(config.run, seed=seed, out=out), model=model)

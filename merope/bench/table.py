@@ -158,7 +158,7 @@ def _check_alike(row: Row) -> None:
 def tables(rows: Mapping[str, Row], against: str = "merope") -> str:
     """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured.
 
-    Rows are compared with one of them; a group that has its own (long-merope for merope) is compared with that.
+    All rows are compared with one row. A group that has its own (long-merope for merope) is compared with that.
     """
     others = tuple(name for name in rows if not any(name in names for names in GROUPS.values()))
     parts = [_about(rows)]

@@ -1,6 +1,6 @@
 """Additive conditioning: what the cameras see, as numbers per token that are added to a layer's input.
 
-Unlike every other file here this is not an operator on pairs of tokens: nothing in attention relates two cameras, the
+Unlike every other file here this is not an operator on pairs of tokens. Nothing in attention relates two cameras: the
 model has to learn that from sums. Ray features are those of CameraCtrl (He et al. 2025) and of Lyra 2.0 (Shen et al.
 2026), the latitude-up map is that of UCPE (Zhang et al. 2026).
 """

@@ -122,8 +122,8 @@ def _by_key_camera(
 ) -> Tensor:  # [B, Vq, Vk, P, ...]
     """What every query camera sees of the tokens of every key camera.
 
-    One key camera at a time, and once more in the backward pass instead of being kept: what lies between takes many
-    times the memory of the result.
+    It is made for one key camera at a time, and made again in the backward pass: to keep what lies between would take
+    many times the memory of the result.
     """
     recompute = torch.is_grad_enabled() and content.requires_grad
     parts = []

@@ -122,7 +122,7 @@ def residual(
 def spectral_floor(
     phases: Tensor,  # [n, n, p]
 ) -> float:
-    """A residual that no choice of orthogonal U_1 … U_n is below.
+    """A lower bound of the residual, for every choice of orthogonal U_1 … U_n.
 
     The traces of `residual` sum to Σ_m w_mᵀ S w_m, S the symmetric part of the matrix of all τ_ij and w_m the rows of
     [U_1 … U_n]: d orthogonal rows of squared length n, so at most n times the sum of the d largest eigenvalues of S.

@@ -91,6 +91,6 @@ def as_video(frames: Tensor) -> Tensor:  # uint8 [B, T, H, W, 3] -> float32 [B, 
 
 
 def dice(seed: int, what: int) -> torch.Generator:
-    """Numbers that the world of the same seed does not tell: scenery must not say how it is driven through."""
+    """Random numbers apart from those of the world of the same seed: scenery must not tell the drive."""
     (state,) = np.random.SeedSequence((seed, what)).generate_state(1, np.uint32)
     return torch.Generator().manual_seed(int(state))

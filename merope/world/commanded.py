@@ -1,6 +1,6 @@
 """Clips that are commanded in unseen worlds: three paths each, and what the camera would see on them.
 
-Where a path goes after the prefix cannot be told from it, so a model that does not look at the cameras must fail.
+The prefix does not tell where a path goes after it. So a model that does not look at the cameras must fail.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Textures are averaged over the pixel (`merope.world.textures`), so one ray serves a pixel that shows one surface. More
 rays go to pixels whose colour differs from a neighbour's, and to pixels that a solid reaches into without meeting the
-ray through the centre: the cone about that ray knows, so nothing thin is lost between pixels.
+ray through the centre. The cone about that ray finds these, so nothing thin is lost between pixels.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ class KeptRenders:
         seeds: Sequence[int],
         render: Callable[[], Tensor],  # -> uint8 [B, T, H, W, 3], any device
     ) -> Tensor:  # uint8 [B, T, H, W, 3]
-        """The clips of some seeds, rendered now if they were not before. Of several processes one renders."""
+        """The clips of some seeds, rendered now if they were not before. Of several processes only one renders."""
         file = self.folder / f"{_digest(clips, seeds)}.safetensors"
         kept = _read(file)
         if kept is not None:
@@ -47,7 +47,7 @@ class KeptRenders:
 
 
 def _read(file: Path) -> Tensor | None:
-    """What is kept. Half a file, which a crash of the machine or a copy may leave, is nothing."""
+    """What is kept. An incomplete file, as a crash or an interrupted copy leaves it, counts as none."""
     try:
         return load_file(file)["frames"]
     except (FileNotFoundError, SafetensorError):

@@ -58,8 +58,8 @@ def lens_grid(cameras: Cameras, grid: tuple[int, int], samples: int) -> LensGrid
 def places_around_centre(samples: int) -> list[tuple[float, float]]:
     """A place (x, y) in each of samples × samples cells of a pixel, but for the very centre.
 
-    The places make a grid that is turned a little, so that all x differ and are evenly spaced, and so are all y: an
-    upright or level edge, of which a street has many, gets samples² + 1 shades, on a plain grid samples + 1.
+    The places make a grid that is turned a little: all x differ and are evenly spaced, and so are all y. A street has
+    many upright and level edges. They get samples² + 1 shades; a plain grid would give samples + 1.
     """
     step, numbers = 1.0 / samples**2, range(samples)
     places = [

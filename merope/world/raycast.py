@@ -4,10 +4,9 @@ All functions take any floating dtype and are component-major (x, y, z first), w
 A distance is metres along a unit ray to the first surface in front of the origin, inf where there is none.
 
 Many rays against many solids: a solid that stands upright lies inside a vertical cylinder, which fills a wedge of
-bearings seen from the camera. Two products per pair of ray and solid tell whether the ray is inside the wedge; only the
-few pairs that are get intersected. This leaves nothing out, whatever the lens; nor does it for thin cones of rays, for
-which each solid is widened a little. There is no matrix product in it, so a
-training run's TF32 or autocast settings do not touch it.
+bearings seen from the camera. Two products per pair of ray and solid tell whether the ray is inside the wedge. Only the
+few pairs inside are intersected. This leaves nothing out, whatever the lens. For thin cones of rays each solid is
+widened a little. There is no matrix product, so a training run's TF32 or autocast settings change nothing.
 """
 
 import math
@@ -145,8 +144,8 @@ def pairs_in_reach(
 ) -> Pairs:
     """All rays with the solids that any ray of their cone meets, and a few others.
 
-    A ray of the cone that meets a solid t metres away has the cone's axis pass within t · spread of it. So the axis
-    meets the solid widened by far_m · spread, and is in the wedge of that.
+    If a ray of the cone meets a solid t metres away, the cone's axis passes within t · spread of the solid. So the axis
+    meets the solid widened by far_m · spread, and lies in the wedge of that.
     """
     inside = _inside_wedges(solids, numbers, directions)
     solid, pixel = inside.flatten(0, 1).nonzero(as_tuple=True)

@@ -107,8 +107,8 @@ class World:
     ) -> Self:
         """The same worlds without what is in the way of cameras that go straight from each pose to the next.
 
-        In the way is a solid that the path enters once its half sizes (radii) are widened by margin_m; with it goes the
-        rest of its tree, lamp or car. One world and several paths [B, T, 4, 4]: out of the way of all of them.
+        A solid is in the way if the path enters it with its half sizes (radii) widened by margin_m. The rest of its
+        tree, lamp or car goes with it. One world with several paths [B, T, 4, 4] is cleared for all of them.
         """
         if not margin_m >= 0.0:
             raise invalid("margin_m", "at least 0", margin_m, "pass the clearance in metres")

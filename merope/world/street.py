@@ -267,6 +267,6 @@ def without_things(
     struck: Tensor,  # bool [B, N]
     thing: Tensor,  # int64 [N]
 ) -> Tensor:  # bool [B, N]
-    """What remains when every thing goes of which a solid was struck."""
+    """The solids without every thing (tree, lamp, car, house) of which a solid was struck."""
     gone = torch.zeros(present.shape[0], int(thing.max()) + 1, dtype=torch.int32, device=present.device)
     return present & (gone.index_add(1, thing, struck.int())[:, thing] == 0)

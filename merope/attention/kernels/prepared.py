@@ -99,16 +99,16 @@ def prepared(plan: AttentionPlan, dtype: torch.dtype) -> PreparedPlan:
 
 
 def cameraless(plan: AttentionPlan) -> AttentionPlan:
-    """The plan of `plan.cameraless_queries`, kept; what is kept has no gradients, so where tables learn it is not."""
+    """The plan of `plan.cameraless_queries`. It is kept unless tables learn: what is kept has no gradients."""
     if learns_tables(plan):
         return cameraless_plan(plan)
     return kept(plan, "cameraless", lambda: cameraless_plan(plan))
 
 
 def kept(plan: AttentionPlan, name: str, make: Callable[[], T]) -> T:
-    """What was made of a plan, kept in it. A plan changed from it has other tables, and makes its own.
+    """What was made of a plan, kept in the plan. A changed copy of the plan has other tables and makes its own.
 
-    In the plan, not in a dictionary of plans: torch.compile then takes the tensors of any plan without compiling again.
+    It is not in a dictionary of plans, so that torch.compile takes the tensors of any plan without compiling again.
     """
     if name not in plan.kept:
         _keep(plan, name, make)
@@ -117,12 +117,12 @@ def kept(plan: AttentionPlan, name: str, make: Callable[[], T]) -> T:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _keep(plan: AttentionPlan, name: str, make: Callable[[], T]) -> None:
-    """Made outside of compiled graphs. Of several threads that make the same, all take what the first one kept."""
+    """Make it outside of compiled graphs. If several threads make the same, all take what the first one kept."""
     plan.kept.setdefault(name, _made(make))
 
 
 def _made(make: Callable[[], T]) -> T:
-    """As ordinary tensors without gradients: a plan that is first used in sampling may be used in training."""
+    """Make ordinary tensors without gradients: a plan that is first used in sampling may be used in training."""
     with torch.inference_mode(False), torch.no_grad():
         return make()
 

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, no-untyped-call, misc"
 """Tables of mean phasors in one kernel, and their gradients in one: `Ladder.mean_phasors` as GPUs run it.
 
-A clip of 13 × 144 tokens has a million pairs of a key token and a query camera, with 60 phasors each. Written op by op
-every step of the formula goes through memory in float64; here only the coordinates come in and the table goes out.
+48 clips of 13 × 144 tokens have a million pairs of a key token and a query camera, with 60 phasors each. Op by op,
+every step of the formula goes through memory in float64. Here only the coordinates come in and the table goes out.
 Phases are made, subtracted and wrapped in float64, sines and cosines taken in the precision of the table.
 """
 
