@@ -1,4 +1,4 @@
-"""What the pages name exists: files, functions in them, dotted names, imports, commands with their options, tests."""
+"""What the pages name exists: files, functions in them, dotted names, imports, commands with their options."""
 
 import importlib
 import re
@@ -87,9 +87,16 @@ def commands(page: Path) -> Iterator[list[str]]:
     blocks = re.findall(r"```(?:\w*)\n(.*?)```", text, re.DOTALL)
     inline = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for line in [line for block in blocks for line in block.splitlines()] + inline:
-        if re.match(r"(\.venv/bin/)?(merope|python3?|pytest) ", line):
+        if re.match(r"(\.venv/bin/)?(merope|python3?|pytest|make) ", line):
             words = shlex.split(line, comments=True)
             yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
+
+
+@each_page
+def test_make_has_the_targets(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for words in commands(page):
+        assert words[0] != "make" or re.search(rf"^{words[1]}:", makefile, re.MULTILINE), words
 
 
 @cache
