@@ -19,6 +19,9 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
 
+SLOW_FIRST = ("tests", "bench", "train", "demo", "paper")
+"""Folders whose tests take longest: begun first, so that no process waits for another at the end."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "add up products in an order that depends on their shapes (tests/strangers_cpu.py)"
@@ -34,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in SLOW_FIRST)
     for item in items if config.getoption("strangers_cpu") else ():
         if mark := item.get_closest_marker("usual_sums"):
             item.add_marker(pytest.mark.skip(mark.args[0]))

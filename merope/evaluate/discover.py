@@ -25,10 +25,10 @@ from merope.formats.colmap import is_model
 from merope.formats.files import Sample
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked
+from merope.world.commanded import MANOEUVRES
 
 Found = TypeVar("Found")
 
-MANOEUVRES = ("original", "left", "right")
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif")
 POSE_SUFFIXES = (".json", ".txt", ".csv", ".npy", ".tum", ".kitti")
 CAMERAS_SUFFIX = ".cameras.json"  # what `merope generate` and the demo call the path of a clip

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from merope.evaluate.auc import PairErrors, pair_errors
-from merope.evaluate.discover import HOW_COUNTED, MANOEUVRES, ClipName, Problem, printable
+from merope.evaluate.discover import HOW_COUNTED, ClipName, Problem, printable
 from merope.evaluate.fidelity import Fidelity
 from merope.evaluate.metrics import STATIC_COMMAND, TOO_FEW_FRAMES, PoseMetrics, pose_metrics
 from merope.evaluate.record import Record
 from merope.evaluate.summary import AUC_DEGREES, METRICS, RESAMPLES, Interval, Summary, summarise
 from merope.formats.writing import replace_text
+from merope.world.commanded import MANOEUVRES
 
 FORMAT = "merope-evaluation-1"
 NOT_TRUSTED = "the estimators disagree, or frames are too small for one alone; in no mean"

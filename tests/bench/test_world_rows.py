@@ -129,7 +129,14 @@ def test_a_row_that_another_process_makes_is_left_to_it(tmp_path: Path) -> None:
 def test_a_row_that_has_results_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, results = tiny_config(tmp_path / "row", "run.steps=2"), tmp_path / "results"
     results.mkdir()
-    result = {"test": asdict(TEST), "sweep": [], "steps": 2, "batch_size": config.run.batch_size}
+    result = {
+        "test": asdict(TEST),
+        "rows": {},
+        "clips": {},
+        "sweep": [],
+        "steps": 2,
+        "batch_size": config.run.batch_size,
+    }
     (results / "row.json").write_text(json.dumps(result | {"data": asdict(world_clips(config))}))
     monkeypatch.setattr(rows, "train", None)
     scorer = Scorer(InThisProcess(), results)

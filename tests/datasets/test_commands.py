@@ -188,7 +188,7 @@ def test_curate_refuses_what_generate_refuses(tmp_path: Path, capsys: pytest.Cap
     [
         (["data", "synth", "--out", "unused", "--frames", "1"], "frames must be at least 2"),
         (["data", "synth", "--out", "unused", "--scenes", "0"], "scenes must be at least 1"),
-        (["curate", "--nuscenes", "nowhere"], "version must be a folder of tables in nowhere"),
+        (["curate", "--nuscenes", "nowhere"], "--nuscenes must be a file or folder that exists, got nowhere"),
         (["curate", "--poses", "nowhere.txt"], "nowhere.txt"),
     ],
 )

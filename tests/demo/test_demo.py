@@ -281,7 +281,7 @@ def refusals(model: Path, scratch: Path) -> Mapping[str, tuple[list[str], str]]:
         "world below": (["--world", "-1"], "world must be from 0"),
         "world of training": (["--world", str(1 << 32)], "kept out of training"),
         "steps": (["--steps", "0"], "steps must be at least 1"),
-        "missing model": (["--model", f"{scratch}/nowhere"], "model folder"),
+        "missing model": (["--model", f"{scratch}/nowhere"], "--model must be a file or folder that exists"),
         "missing branch": (["--model", f"{scratch}/no_branch"], "branch folder"),
         "device": (["--device", "toaster"], "toaster"),
         "device that cannot run it": (["--device", "meta"], "meta"),
@@ -336,8 +336,8 @@ def test_the_shipped_model_is_that_of_its_config() -> None:
 
 
 def test_the_shipped_model_turns_where_it_is_told() -> None:
-    """Four denoising steps are enough to see it: left is not right, and each is nearest to its own command."""
-    config = DemoConfig(out=Path(), steps=4)
+    """Two denoising steps are enough to see it: left is not right, and each is nearest to its own command."""
+    config = DemoConfig(out=Path(), steps=2)
     pipeline = loaded(config.model, CPU)
     clips = clips_of_world(WorldTest().paths(config.clips, config.world_seed), config.clips, config.world_seed, CPU)
     videos = [generated(pipeline, clip, config, clip.manoeuvre).float() for clip in clips]

@@ -192,7 +192,7 @@ def test_help_names_the_default_and_its_check(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main(["evaluate", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "colmap (the default)" in said
+    assert "or colmap (colmap)" in said
     assert "by default opencv checks colmap" in said
 
 

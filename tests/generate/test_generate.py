@@ -270,7 +270,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "no prompt": ({"prompt": None}, '--prompt "" is no text'),
         "prefix too long": ({"prefix_frames": 17}, "shorter than the clip"),
         "prefix not 4k + 1": ({"prefix_frames": 8}, "use 5 or 9"),
-        "missing prefix": ({"prefix": scratch / "nowhere.mp4"}, "nowhere.mp4 is missing"),
+        "missing prefix": ({"prefix": scratch / "nowhere.mp4"}, "--prefix must be a file or folder that exists"),
         "broken prefix": ({"prefix": scratch / "broken.mp4"}, "cannot be decoded"),
         "slow prefix": ({"fps": 24.0}, "--fps 12"),
         "offload": ({"offload": True, "device": "cpu"}, "GPU"),
