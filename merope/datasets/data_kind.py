@@ -68,4 +68,4 @@ class FrameData(FileData):
         latent_stride: int,  # RGB frames per latent frame
     ) -> tuple[ClipSource[Any], ClipSource[Any] | None]:  # to train on, to validate on
         """The same clips, each with frames that other drives took of its place. Kinds that know places have them."""
-        raise NotImplementedError(self.kind)
+        raise invalid("data.kind", "one whose clips know their place", repr(self.kind), "leave out [history]")

@@ -211,7 +211,7 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch, samples: int) -> No
     monkeypatch.setattr("merope.world.render.RAYS_PER_BLOCK", {"cpu": 1000})
     parts = render(world, cameras, *GRID, samples=samples)
     torch.testing.assert_close(parts.depth_m, whole.depth_m, rtol=1e-5, atol=0)
-    assert (whole.image - parts.image).abs().max() < 1e-5
+    assert (whole.image - parts.image).abs().max() < 2e-6  # 1.4e-6 in a stranger's order of sums
 
 
 def test_autocast_changes_nothing() -> None:
