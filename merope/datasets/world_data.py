@@ -1,5 +1,6 @@
 """Training clips of the procedural world."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -11,7 +12,11 @@ from merope.world.clips import WorldClips
 
 @dataclass(frozen=True)
 class WorldData(Data):
-    """Fresh clips of the procedural world, rendered as they are needed. No two training clips share a world."""
+    """Clips of the procedural world, rendered as they are needed. No two training clips share a world.
+
+    Without `worlds` every clip is a fresh one. With it, so many clips are rendered, encoded by the model's VAE and kept
+    in memory, and steps draw from them again and again.
+    """
 
     kind: Literal["world"]
     frames: int = 13
@@ -21,12 +26,20 @@ class WorldData(Data):
     fov_deg: tuple[float, float] = (70.0, 70.0)  # horizontal, drawn uniformly
     xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
     noise_draws: int = 1  # places of a batch that share a rendered clip, each with noise of its own
-    keep_renders: Path | None = None  # folder whose clips other runs with the same clips need not render again
+    keep_renders: Path | None = None  # folder whose clips other runs with the same clips need not make again
+    worlds: int | None = None  # clips that are kept in memory; None: every clip is fresh
+    first_worlds: int = 256  # of them, made before the first step
+    worlds_per_step: float = 4.0  # made between the steps, until there are `worlds`
     knows_places: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.noise_draws < 1:
             raise invalid("data.noise_draws", "at least 1", self.noise_draws, "1 gives every place a clip of its own")
+        if self.worlds is not None and not 1 <= self.first_worlds <= self.worlds:
+            expected = f"in [1, data.worlds = {self.worlds}]"
+            raise invalid("data.first_worlds", expected, self.first_worlds, "training begins with these")
+        if not 0.0 <= self.worlds_per_step < math.inf:
+            raise invalid("data.worlds_per_step", "at least 0", self.worlds_per_step, "4 is usual")
 
     def clips(
         self,

@@ -38,6 +38,7 @@ from merope.generate.conditions import (
 from merope.generate.history_frames import check_history
 from merope.generate.strides import VideoStrides
 from merope.generate.text import Embeddings, Text
+from merope.generate.whole_clips import decode_clips, encode_clips
 from merope.geometry.cameras import Cameras
 
 StepCallback = Callable[["CameraVideoPipeline", int, Tensor, dict[str, Tensor]], dict[str, Tensor]]
@@ -318,7 +319,7 @@ class CameraVideoPipeline(WanPipeline):
         video = frames.to(device).permute(0, 4, 1, 2, 3).to(torch.float32) / 127.5 - 1.0
         if self.vae is None:
             return video
-        latents = self.vae.encode(video.to(self.vae.dtype)).latent_dist.mode().to(torch.float32)
+        latents = encode_clips(self.vae, video.to(self.vae.dtype)).to(torch.float32)
         mean, std = self._latent_statistics(latents)
         return (latents - mean) / std
 
@@ -331,7 +332,7 @@ class CameraVideoPipeline(WanPipeline):
             return latents.clamp(-1.0, 1.0)
         latents = latents.to(get_module_execution_device(self.vae), torch.float32)
         mean, std = self._latent_statistics(latents)
-        return self.vae.decode((latents * std + mean).to(self.vae.dtype), return_dict=False)[0]
+        return decode_clips(self.vae, (latents * std + mean).to(self.vae.dtype))
 
     def _latent_statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:  # each [1, C, 1, 1, 1]
         mean, std = (like.new_tensor(values) for values in (self.vae.config.latents_mean, self.vae.config.latents_std))

@@ -2,7 +2,7 @@
 
 diffusers' `AutoencoderKLWan` goes through a clip in chunks of four frames and keeps the last frames of every layer for
 the next chunk. All its convolutions look back only, so one convolution over the whole clip gives the same numbers.
-It is faster, and it needs the memory of all frames at once.
+It is faster, and it needs the memory of all frames at once: `encode_clips` and `decode_clips` take it for small clips.
 
 The first frame is special: strides in time leave it alone, because 4k + 1 frames have k + 1 latent frames.
 """
@@ -10,7 +10,7 @@ The first frame is special: strides in time leave it alone, because 4k + 1 frame
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample, WanResidualDownBlock
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan, WanResample, WanResidualDownBlock
 from torch import Tensor, nn
 from torch.nn.functional import conv3d, pad
 
@@ -18,6 +18,46 @@ from merope.errors import invalid
 
 FRAMES_PER_CHUNK = 4
 """Frames that `AutoencoderKLWan` encodes at once after the first one, whatever its strides."""
+
+WHOLE_PIXELS = 1 << 22
+"""Of all frames that go through a VAE together. Wan2.1's then takes about 5 GB in fp32, that of Wan2.2 less."""
+
+
+def encode_clips(
+    vae: Any,  # AutoencoderKLWan, or a VAE with the same calls
+    video: Tensor,  # [B, 3, T, H, W] in [−1, 1]
+) -> Tensor:  # [B, C, T', H', W']
+    """The most likely latents, not normalised."""
+    frames, rows, columns = video.shape[2:]
+    at_once = _clips_at_once(vae, frames * rows * columns)
+    if not at_once or (frames - 1) % FRAMES_PER_CHUNK:
+        return vae.encode(video).latent_dist.mode()
+    return torch.cat([encode_whole(vae, some).chunk(2, dim=1)[0] for some in video.split(at_once)])
+
+
+def decode_clips(
+    vae: Any,  # AutoencoderKLWan, or a VAE with the same calls
+    latents: Tensor,  # [B, C, T', H', W'] not normalised
+) -> Tensor:  # [B, 3, T, H, W] in [−1, 1]
+    """The frames of latents."""
+    frames, rows, columns = latents.shape[2:]
+    size, stride = vae.config.get("scale_factor_spatial", 8), vae.config.get("scale_factor_temporal", 4)
+    at_once = _clips_at_once(vae, ((frames - 1) * stride + 1) * rows * columns * size**2)
+    if not at_once:
+        return vae.decode(latents, return_dict=False)[0]
+    return torch.cat([decode_whole(vae, some) for some in latents.split(at_once)])
+
+
+def _clips_at_once(vae: Any, pixels: int) -> int:
+    """Clips of so many pixels that may pass whole; 0 where the VAE's own way must be taken.
+
+    That is so for tiles, which were asked for to save memory, and for weights that hooks move between devices.
+    """
+    if not isinstance(vae, AutoencoderKLWan) or vae.use_tiling:
+        return 0
+    if any(hasattr(part, hook) for part in vae.modules() for hook in ("_hf_hook", "_diffusers_hook")):
+        return 0
+    return min(1, WHOLE_PIXELS // pixels) if vae.use_slicing else WHOLE_PIXELS // pixels
 
 
 def encode_whole(

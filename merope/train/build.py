@@ -5,12 +5,14 @@ from functools import partial
 
 from merope.datasets.world_data import WorldData
 from merope.errors import invalid
+from merope.train.clip_pool import Growth
 from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig
+from merope.train.latent_pool import LatentPool, PooledStream, encoder_digest
 from merope.train.model import Model
 from merope.train.parallel import Ranks
 from merope.train.streams import Ahead, Share, Stream, WorldHistoryStream, WorldStream
-from merope.world.clips import WorldClips
+from merope.world.clips import WorldClips, as_video
 from merope.world.kept_renders import KeptRenders
 
 
@@ -24,20 +26,34 @@ def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
 
 
 def world_stream(config: TrainConfig, data: WorldData, model: Model, share: Share) -> Stream:
-    """Rendered worlds; on a GPU some steps ahead."""
-    if model.pipeline.vae is not None:
-        fix = "give model.architecture, or a folder that such a run has written"
-        raise invalid("model.pretrained", 'a pixel-space model with data.kind "world"', config.model.pretrained, fix)
-    if config.history is not None and data.keep_renders is not None:
-        raise invalid("data.keep_renders", "none with [history]", data.keep_renders, "leave it out")
+    """Rendered worlds, encoded as the model learns them; without a pool, on a GPU, some steps ahead."""
+    _check_history(config, data, model)
     model.pipeline.strides.check(data.height, data.width, data.frames)
-    text_dim = model.transformer.config["text_dim"]
-    kind = WorldStream if config.history is None else partial(WorldHistoryStream, history=config.history)
+    text_dim, clips, vae = model.transformer.config["text_dim"], world_clips(config), model.pipeline.vae
+    common = (clips, config.run.seed, config.run.batch_size, share, text_dim, model.device, data.noise_draws)
+    encode = as_video if vae is None else model.pipeline.encode_frames
+    if data.worlds is not None:
+        encoder = "pixels" if vae is None else encoder_digest(vae)
+        kept = None if data.keep_renders is None else KeptRenders(data.keep_renders, encoder)
+        pool = LatentPool(clips, data.worlds, encode, model.device, kept)
+        growth = Growth(data.first_worlds, data.worlds_per_step, data.worlds)
+        return PooledStream(*common, encode=encode, pool=pool, growth=growth)
     kept = None if data.keep_renders is None else KeptRenders(data.keep_renders)
-    seed, batch_size = config.run.seed, config.run.batch_size
-    clips = world_clips(config)
-    stream = kind(clips, seed, batch_size, share, text_dim, model.device, data.noise_draws, kept)
+    kind = WorldStream if config.history is None else partial(WorldHistoryStream, history=config.history)
+    stream = kind(*common, kept, encode)
     return Ahead(stream, config.run.steps) if model.device.type == "cuda" else stream
+
+
+def _check_history(config: TrainConfig, data: WorldData, model: Model) -> None:
+    """Frames of other drives are rendered for every clip anew, as pixels."""
+    if config.history is None:
+        return
+    for name, value in (("data.keep_renders", data.keep_renders), ("data.worlds", data.worlds)):
+        if value is not None:
+            raise invalid(name, "none with [history]", value, "leave it out")
+    if model.pipeline.vae is not None:
+        fix = "leave out [history], or train on another kind of data"
+        raise invalid('[history] with data.kind "world"', "a pixel-space model", "a model with a VAE", fix)
 
 
 def world_clips(config: TrainConfig) -> WorldClips:

@@ -1,6 +1,7 @@
 """Rendered clips in the memory of a device, and random pieces of them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,20 @@ from merope.world.clips import WorldClips, as_video
 
 RENDERED_AT_ONCE = 16
 """Clips. A GPU renders many together faster, but a training step must not wait long for them."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How many clips of a pool there are at a step: some before the first, then more, until it is full."""
+
+    first: int
+    per_step: float
+    most: int
+
+    def at(self, step: int) -> int:
+        """They grow by as many as are rendered at once."""
+        more = int(step * self.per_step) // RENDERED_AT_ONCE * RENDERED_AT_ONCE
+        return min(self.most, self.first + more)
 
 
 class ClipPool:

@@ -31,6 +31,7 @@ class RunSection:
     validation_clips: int = 32
     sample_every: int = 0  # 0: no sample videos
     sample_steps: int = 30  # denoising steps of a sample video
+    export_precision: Literal["bf16", "fp32"] = "fp32"  # of the weights in the folder `trained`
 
     def __post_init__(self) -> None:
         positive = ("steps", "batch_size", "micro_batch", "log_every", "checkpoint_every", "keep_checkpoints")
@@ -47,11 +48,12 @@ class RunSection:
 class ModelSection:
     """The transformer: a pretrained folder or hub id, or a WanTransformer3DModel from scratch.
 
-    A model from scratch has no VAE: it is trained on pixels in [−1, 1].
+    A model from scratch is trained on pixels in [−1, 1], or on the latents of the VAE that it is given.
     """
 
     pretrained: str | None = None
     architecture: dict[str, Any] | None = None  # arguments of WanTransformer3DModel; those of `pretrained`, if given
+    vae: Path | None = None  # folder of a trained VAE, for a model from scratch
     pretrained_branch: Path | None = None  # a saved branch to go on from; None: a fresh one, which adds nothing
     trainable: Literal["branch", "all"] = "branch"
     precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; trained weights are always kept in fp32
@@ -61,6 +63,8 @@ class ModelSection:
     def __post_init__(self) -> None:
         if self.pretrained is None and self.architecture is None:
             raise invalid("model", "pretrained or architecture", "neither", "name a folder, or give the sizes")
+        if self.pretrained is not None and self.vae is not None:
+            raise invalid("model.vae", "left out with model.pretrained, which has one", self.vae, "remove one of them")
         if self.pretrained is not None:  # as all paths of a file: this one may be a hub id and is no Path
             object.__setattr__(self, "pretrained", os.path.expanduser(self.pretrained))
 
@@ -179,6 +183,9 @@ class TrainConfig:
         table = {name: value for name, value in asdict(self).items() if name not in RESUMABLE}
         for section, name in (("data", "workers"), ("data", "keep_renders"), ("model", "gradient_checkpointing")):
             table[section].pop(name, None)
+        if getattr(self.data, "worlds", None) is None:  # as runs were before there were pools
+            for name in ("worlds", "first_worlds", "worlds_per_step"):
+                table["data"].pop(name, None)
         if self.optimiser.decay_steps:
             table["steps"] = self.run.steps  # where the rate falls
         return table | {"seed": self.run.seed, "batch_size": self.run.batch_size}

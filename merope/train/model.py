@@ -2,6 +2,7 @@
 
 import json
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -26,6 +28,9 @@ from merope.geometry.cameras import Cameras
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel, FrameShards
 from merope.train.objective import Noised, token_timesteps
+
+SHARD = "14MB"
+"""Of the files of a whole pipeline: many hosts take no large ones."""
 
 BRANCH_SEED_OFFSET = 1
 """The branch has dice of its own, so that one seed gives every encoding the same base model."""
@@ -147,7 +152,7 @@ def _makes_own_plans(config: TrainConfig) -> bool:
 
 
 def _scratch(config: TrainConfig) -> CameraVideoPipeline:
-    """A transformer with fresh weights, in pixel space."""
+    """A transformer with fresh weights, over the latents of a trained VAE or in pixel space."""
     torch.manual_seed(config.run.seed)
     architecture = dict(config.model.architecture or {})
     if "patch_size" in architecture:
@@ -158,7 +163,18 @@ def _scratch(config: TrainConfig) -> CameraVideoPipeline:
         fix = "use the argument names of diffusers' WanTransformer3DModel"
         raise invalid("model.architecture", "sizes of a WanTransformer3DModel", str(error), fix) from None
     scheduler = FlowMatchEulerDiscreteScheduler(shift=config.objective.shift)
-    return CameraVideoPipeline(None, None, None, scheduler, transformer, expand_timesteps=True)
+    vae = None if config.model.vae is None else _read_vae(config.model.vae)
+    return CameraVideoPipeline(None, None, vae, scheduler, transformer, expand_timesteps=True)
+
+
+def _read_vae(folder: Path) -> AutoencoderKLWan:
+    fix = "name `trained/vae` of a run of merope train with a [vae] table"
+    if not (folder / "config.json").is_file():  # diffusers would look for it on the hub
+        raise invalid("model.vae", "the folder of an AutoencoderKLWan", folder, fix)
+    try:
+        return AutoencoderKLWan.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    except (OSError, ValueError) as error:
+        raise invalid("model.vae", "a complete AutoencoderKLWan", str(error).splitlines()[0], fix) from None
 
 
 def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
@@ -190,8 +206,8 @@ def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
 def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder: Path) -> None:
     """Write what was trained as ordinary folders, from any sharding: the branch, and the transformer if it changed.
 
-    A model of pixels becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks call this, the
-    first one writes. With a moving average, that is what is written.
+    A model without a text encoder becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks
+    call this, the first one writes. With a moving average, that is what is written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights: dict[str, Any] = dict(get_model_state_dict(model.transformer, options=options))
@@ -199,16 +215,20 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
         weights[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
     if dist.is_initialized() and dist.get_rank() > 0:
         return
+    dtype = torch.bfloat16 if config.run.export_precision == "bf16" else torch.float32
     if config.branch != "none":
         branch = CameraBranch.for_transformer(model.transformer, config.branch)
         _fill(branch, weights)
-        branch.save_pretrained(folder / "branch")
+        branch.to(dtype).save_pretrained(folder / "branch")
     if config.model.trainable == "all":
         base = WanTransformer3DModel.from_config(model.transformer.config)
         base.load_state_dict({name: value for name, value in weights.items() if name in base.state_dict()})
-        if model.pipeline.vae is None:
-            scheduler = model.pipeline.scheduler
-            CameraVideoPipeline(None, None, None, scheduler, base, expand_timesteps=True).save_pretrained(folder)
+        base.to(dtype)
+        pipeline = model.pipeline
+        if pipeline.text_encoder is None and not isinstance(config.data, CachedData):  # a cache stands for the encoder
+            vae = None if pipeline.vae is None else deepcopy(pipeline.vae).to(dtype)
+            whole = CameraVideoPipeline(None, None, vae, pipeline.scheduler, base, expand_timesteps=True)
+            whole.save_pretrained(folder, max_shard_size=SHARD)
         else:
             base.save_pretrained(folder / "transformer")
 

@@ -4,7 +4,7 @@ Place d of a step's global batch goes to data rank d mod W. A stream hands out m
 from which everything random about a clip is drawn (merope.train.objective).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -87,6 +87,7 @@ class WorldStream:
     device: torch.device
     noise_draws: int = 1  # neighbouring places that share a clip
     kept: KeptRenders | None = None
+    encode: Callable[[Tensor], Tensor] = as_video  # uint8 [B, T, H, W, 3] -> what the model learns
 
     @property
     def steps_at_once(self) -> int:
@@ -140,28 +141,29 @@ class WorldStream:
         """Micro-batches whose clips are rendered at once, each world once."""
         number = {seed: n for n, seed in enumerate(dict.fromkeys(seed for _, seeds, _ in wanted for seed in seeds))}
         cameras = self.clips.cameras(list(number), self.device)
-        video = as_video(self._draw(list(number), cameras, clear_of).to(self.device))
-        nothing = torch.zeros(1, self.text_dim, device=self.device)
+        clean = self.encode(self._draw(list(number), cameras, clear_of).to(self.device))
         examples = []
         for _, seeds, places in wanted:
             shown = torch.tensor([number[seed] for seed in seeds], device=self.device)
-            poses, lenses = cameras.world_from_camera[shown], self.clips.lenses(seeds).to(self.device)
-            examples.append(
-                Examples(
-                    names=tuple(f"world {seed}" for seed in seeds),
-                    places=places,
-                    clean=video[shown],
-                    text=nothing.expand(len(seeds), -1, -1),
-                    no_text=nothing,
-                    cameras=Cameras(poses, lenses, plan_dtype=cameras.dtype),
-                )
-            )
+            examples.append(self._labelled(seeds, places, clean[shown], cameras.world_from_camera[shown]))
         return examples
+
+    def _labelled(self, seeds: Sequence[int], places: tuple[int, ...], clean: Tensor, poses: Tensor) -> Examples:
+        """Clips with their names, places and cameras; worlds have no text."""
+        nothing = torch.zeros(1, self.text_dim, device=self.device)
+        return Examples(
+            names=tuple(f"world {seed}" for seed in seeds),
+            places=places,
+            clean=clean,
+            text=nothing.expand(len(seeds), -1, -1),
+            no_text=nothing,
+            cameras=Cameras(poses, self.clips.lenses(seeds).to(self.device), plan_dtype=torch.float32),
+        )
 
     def _draw(self, seeds: list[int], cameras: Cameras, clear_of: Tensor | None) -> Tensor:  # uint8 [B, T, H, W, 3]
         if self.kept is None or clear_of is not None:
             return self.clips.pictures(seeds, cameras, clear_of)
-        return self.kept.frames(self.clips, seeds, lambda: self.clips.pictures(seeds, cameras))
+        return self.kept.clips(self.clips, seeds, lambda: self.clips.pictures(seeds, cameras))
 
 
 @dataclass(frozen=True)

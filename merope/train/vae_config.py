@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from merope.errors import invalid
 from merope.generate.whole_clips import FRAMES_PER_CHUNK
-from merope.train.clip_pool import RENDERED_AT_ONCE
+from merope.train.clip_pool import Growth
 from merope.train.config import OptimiserSection
 from merope.world.clips import WorldClips
 
@@ -55,10 +55,10 @@ class PoolSection:
     def world_clips(self) -> WorldClips:
         return WorldClips(self.frames, self.height, self.width, self.frame_rate_hz, self.prefix_frames)
 
-    def clips_at(self, step: int) -> int:
-        """Clips of the pool that a step draws from. They grow by as many as are rendered at once."""
-        more = int(step * self.clips_per_step) // RENDERED_AT_ONCE * RENDERED_AT_ONCE
-        return min(self.clips, self.first_clips + more)
+    @property
+    def growth(self) -> Growth:
+        """Of the pool that steps draw from."""
+        return Growth(self.first_clips, self.clips_per_step, self.clips)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def _train(config: VaeTrainConfig) -> bool:
 def train_step(run: VaeRun, step: int, rate: float) -> tuple[dict[str, Tensor], Tensor]:
     """One step of the optimiser: the loss and its terms, and the gradient's norm before clipping. Waits for nothing."""
     config, data, size = run.config, run.config.data, run.config.run.batch_size
-    clips = data.clips_at(step)
+    clips = data.growth.at(step)
     run.pool.fill(clips)
     seed = int(np.random.SeedSequence((config.run.seed, step)).generate_state(1, np.uint64)[0] >> 1)
     video = run.pool.crops(clips, size, data.crop_frames, torch.Generator().manual_seed(seed))

@@ -11,17 +11,15 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.formats.video import as_bytes, write_image
-from merope.generate.whole_clips import decode_whole, encode_whole
+from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
 from merope.train.clip_pool import ClipPool
+from merope.train.model import SHARD
 from merope.train.vae_config import VaeTrainConfig
 
 AT_ONCE = 4
 """Whole clips that are encoded or decoded together where no gradients are wanted."""
 
 CLIPS_FOR_STATISTICS = 256
-SHARD = "14MB"
-"""Of the files that are written: many hosts take no large ones."""
-
 SHOWN_WORLDS, SHOWN_FRAMES = 3, 4
 LOG_VARIANCE = (-30.0, 20.0)
 """Within which diffusers keeps it."""
@@ -80,17 +78,12 @@ def loss_terms(vae: Any, video: Tensor, noise: Tensor) -> dict[str, Tensor]:
     }
 
 
-def latents_of(vae: Any, video: Tensor) -> Tensor:  # [B, 3, T, H, W] -> [B, C, T', H', W']
-    """The most likely latents."""
-    return encode_whole(vae, video).chunk(2, dim=1)[0]
-
-
 @torch.no_grad()
 def psnr_db(vae: Any, videos: Iterable[Tensor]) -> list[float]:
     """Of every clip, reconstructed from its most likely latents. Colours are in [−1, 1]."""
     values: list[float] = []
     for video in videos:
-        error = decode_whole(vae, latents_of(vae, video)).float() - video
+        error = decode_clips(vae, encode_clips(vae, video)).float() - video
         values += (10.0 * (4.0 / error.square().mean(dim=(1, 2, 3, 4))).log10()).tolist()
     return values
 
@@ -100,7 +93,7 @@ def write_statistics(vae: Any, pool: ClipPool) -> None:
     """Put mean and standard deviation of every latent channel into the VAE's config: pipelines normalise with them."""
     count, total, squares = 0, torch.zeros(()), torch.zeros(())
     for video in pool.videos(AT_ONCE, CLIPS_FOR_STATISTICS):
-        latents = latents_of(vae, video).double().transpose(0, 1).flatten(1).cpu()
+        latents = encode_clips(vae, video).double().transpose(0, 1).flatten(1).cpu()
         count, total, squares = count + latents.shape[1], total + latents.sum(1), squares + latents.square().sum(1)
     mean = total / count
     std = (squares / count - mean.square()).sqrt()
@@ -113,7 +106,7 @@ def write_sheet(vae: Any, pool: ClipPool, file: Path) -> None:
     rows = []
     for video in pool.videos(1, SHOWN_WORLDS):
         frames = torch.linspace(0, video.shape[2] - 1, SHOWN_FRAMES).long().tolist()
-        for shown in (video, decode_whole(vae, latents_of(vae, video))):
+        for shown in (video, decode_clips(vae, encode_clips(vae, video))):
             picture = torch.cat([shown[0, :, frame] for frame in frames], dim=-1)  # [3, H, frames · W]
             rows.append(as_bytes(picture.permute(1, 2, 0).float() / 2.0 + 0.5))
     write_image(torch.cat(rows), file)

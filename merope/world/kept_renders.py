@@ -1,4 +1,7 @@
-"""Rendered training clips on disk: runs over the same clips, at the same time or later, render them once."""
+"""Training clips in a folder, as frames or as latents: runs over the same clips make them once.
+
+The runs may come one after the other or work at the same time. A folder in shared memory (/dev/shm) spares the disk.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -21,18 +24,22 @@ DRAWN_BY = ("world", "geometry")
 
 @dataclass(frozen=True)
 class KeptRenders:
-    """A folder of clips, one file for those that are asked for together: 360 kB for a clip of 13 × 72×128."""
+    """A folder of clips, one file for those that are asked for together: 360 kB for 13 frames of 72×128 as bytes.
+
+    encoder: what made latents of the frames, in any words that tell it from others; empty for frames.
+    """
 
     folder: Path
+    encoder: str = ""
 
-    def frames(
+    def clips(
         self,
         clips: WorldClips,
         seeds: Sequence[int],
-        render: Callable[[], Tensor],  # -> uint8 [B, T, H, W, 3], any device
-    ) -> Tensor:  # uint8 [B, T, H, W, 3]
-        """The clips of some seeds, rendered now if they were not before. Of several processes only one renders."""
-        file = self.folder / f"{_digest(clips, seeds)}.safetensors"
+        make: Callable[[], Tensor],  # -> [B, …], any device
+    ) -> Tensor:  # [B, …] on the CPU if it was kept
+        """The clips of some seeds, made now if they were not before. Of several processes only one makes them."""
+        file = self.folder / f"{self._digest(clips, seeds)}.safetensors"
         kept = _read(file)
         if kept is not None:
             return kept
@@ -41,9 +48,13 @@ class KeptRenders:
             kept = _read(file)
             if kept is not None:
                 return kept
-            frames = render()
-            replace_tensors(file, {"frames": frames.cpu()})
-        return frames
+            made = make()
+            replace_tensors(file, {"frames": made.cpu().contiguous()})
+        return made
+
+    def _digest(self, clips: WorldClips, seeds: Sequence[int]) -> str:
+        parts = (_source(), clips, tuple(seeds), *filter(None, [self.encoder]))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def _read(file: Path) -> Tensor | None:
@@ -52,10 +63,6 @@ def _read(file: Path) -> Tensor | None:
         return load_file(file)["frames"]
     except (FileNotFoundError, SafetensorError):
         return None
-
-
-def _digest(clips: WorldClips, seeds: Sequence[int]) -> str:
-    return hashlib.sha256(repr((_source(), clips, tuple(seeds))).encode()).hexdigest()[:32]
 
 
 @cache

@@ -374,4 +374,5 @@ class TestDiffusersManners:
         options = {**SHORT, "output_type": "pt"}
         expected = pipe("a street", drive(13), video(9), generator=dice(), **options).frames
         pipe.enable_model_cpu_offload(device="cpu")
-        assert torch.equal(pipe("a street", drive(13), video(9), generator=dice(), **options).frames, expected)
+        frames = pipe("a street", drive(13), video(9), generator=dice(), **options).frames
+        torch.testing.assert_close(frames, expected, rtol=0.0, atol=1e-5)  # the VAE goes chunk by chunk then

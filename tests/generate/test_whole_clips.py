@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor
 
-from merope.generate.whole_clips import decode_whole, encode_whole
+from merope.generate import whole_clips
+from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
 
 WAN21 = {"dim_mult": [1, 2, 2], "temperal_downsample": [True, True], "scale_factor_spatial": 4}
 STRIDE_2 = {"dim_mult": [1, 2, 2], "temperal_downsample": [False, True], "scale_factor_temporal": 2}
@@ -69,3 +71,28 @@ def test_whole_clips_compile_without_breaks() -> None:
 def test_lengths_that_do_not_fill_latent_frames_are_refused() -> None:
     with pytest.raises(ValueError, match=r"video must be 4k \+ 1 frames, got 7; use 5 or 9"):
         encode_whole(tiny("wan21"), random_video(7))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_clips_take_either_way_with_the_same_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vae, video = tiny(kind), random_video(9)
+    latents = encode_clips(vae, video)
+    frames = decode_clips(vae, latents)
+    for pixels in (video[0, 0].numel(), 0):  # one clip at a time, then chunk by chunk
+        monkeypatch.setattr(whole_clips, "WHOLE_PIXELS", pixels)
+        torch.testing.assert_close(encode_clips(vae, video), latents, rtol=0.0, atol=1e-10)
+        torch.testing.assert_close(decode_clips(vae, latents), frames, rtol=0.0, atol=1e-10)
+
+
+def test_small_clips_pass_whole_unless_the_vae_saves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    vae, video, chunks = tiny("miniature"), random_video(9), []
+    monkeypatch.setattr(vae, "_encode", lambda x: chunks.append(len(x)) or encode_whole(vae, x))
+    encode_clips(vae, video)
+    assert chunks == []
+    vae.enable_tiling()
+    encode_clips(vae, video)
+    vae.disable_tiling()
+    accelerate.cpu_offload(vae, execution_device=torch.device("cpu"))
+    encode_clips(vae, video)
+    assert chunks == [2, 2]

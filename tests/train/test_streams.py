@@ -93,19 +93,19 @@ def test_kept_renders_are_the_same_clips_and_are_rendered_once(tmp_path: Path, m
 
 def test_half_a_file_of_kept_renders_is_rendered_again(tmp_path: Path) -> None:
     kept, frames = KeptRenders(tmp_path), torch.full((1, 2, 2, 2, 3), 7, dtype=torch.uint8)
-    kept.frames(CLIPS, [3], lambda: frames)
+    kept.clips(CLIPS, [3], lambda: frames)
     (file,) = tmp_path.glob("*.safetensors")
     for size in (0, 20, file.stat().st_size - 1):
         os.truncate(file, size)
-        assert torch.equal(kept.frames(CLIPS, [3], lambda: frames), frames)
-        assert torch.equal(kept.frames(CLIPS, [3], lambda: frames + 1), frames)
+        assert torch.equal(kept.clips(CLIPS, [3], lambda: frames), frames)
+        assert torch.equal(kept.clips(CLIPS, [3], lambda: frames + 1), frames)
 
 
 def test_other_code_renders_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, frames = KeptRenders(tmp_path), torch.full((1, 2, 2, 2, 3), 7, dtype=torch.uint8)
-    kept.frames(CLIPS, [3], lambda: frames)
+    kept.clips(CLIPS, [3], lambda: frames)
     monkeypatch.setattr(kept_renders, "_source", lambda: "another version")
-    assert torch.equal(kept.frames(CLIPS, [3], lambda: frames + 1), frames + 1)
+    assert torch.equal(kept.clips(CLIPS, [3], lambda: frames + 1), frames + 1)
 
 
 def test_of_two_who_want_a_clip_one_renders(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_of_two_who_want_a_clip_one_renders(tmp_path: Path) -> None:
         return torch.full((1, 2, 2, 2, 3), 7, dtype=torch.uint8)
 
     with ThreadPoolExecutor(4) as threads:
-        got = list(threads.map(lambda _: kept.frames(CLIPS, [3], slowly), range(4)))
+        got = list(threads.map(lambda _: kept.clips(CLIPS, [3], slowly), range(4)))
     assert len(rendered) == 1
     assert all(torch.equal(each, got[0]) for each in got)
     assert not list(tmp_path.glob(".part-*"))

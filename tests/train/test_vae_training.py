@@ -15,11 +15,12 @@ from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file
 
 from merope.cli import main
+from merope.generate.whole_clips import encode_clips
 from merope.train.clip_pool import ClipPool
 from merope.train.toml_config import read_config
 from merope.train.vae_config import PoolSection, VaeTrainConfig
 from merope.train.vae_loop import train_vae
-from merope.train.vae_model import build_vae, latents_of, loss_terms
+from merope.train.vae_model import build_vae, loss_terms
 from merope.world.clips import HELD_OUT_SEEDS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -155,7 +156,7 @@ def test_terms_of_the_loss() -> None:
         terms = loss_terms(vae, video, torch.zeros(1, 4, 2, 4, 6))
         posterior = vae.encode(video).latent_dist
         error = vae.decode(posterior.mode()).sample - video
-        torch.testing.assert_close(latents_of(vae, video), posterior.mode(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(encode_clips(vae, video), posterior.mode(), rtol=1e-4, atol=1e-5)
     right = (error[..., 1:] - error[..., :-1]).abs().mean()
     down = (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
     expected = {"absolute": error.abs().mean(), "squared": error.square().mean(), "edges": right + down}
@@ -180,7 +181,7 @@ def test_crops_are_pieces_of_clips() -> None:
 
 def test_pools_grow_by_as_many_clips_as_are_rendered_at_once() -> None:
     data = PoolSection(clips=300, first_clips=256, clips_per_step=0.5)
-    assert [data.clips_at(step) for step in (0, 31, 32, 64, 10_000)] == [256, 256, 272, 288, 300]
+    assert [data.growth.at(step) for step in (0, 31, 32, 64, 10_000)] == [256, 256, 272, 288, 300]
 
 
 @pytest.mark.parametrize(

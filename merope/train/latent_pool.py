@@ -1,0 +1,111 @@
+"""Clips of the procedural world as the model learns them, made once and kept in memory for as many passes as wanted.
+
+A clip of the miniature is 18 MB of floating-point frames and 0.4 MB of latents, so 20,000 of them fit into a GPU.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.draw.progress import ProgressLine
+from merope.train.clip_pool import RENDERED_AT_ONCE, Growth
+from merope.train.streams import Examples, WorldStream
+from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+from merope.world.kept_renders import KeptRenders
+
+KEPT_AS = torch.float16
+"""Latents are of the order of 1: three digits are more than a VAE's own error."""
+
+
+class LatentPool:
+    """Encoded clips, one world each, in the order of their seeds. They are the same in every run."""
+
+    def __init__(
+        self,
+        clips: WorldClips,
+        size: int,
+        encode: Callable[[Tensor], Tensor],  # uint8 [B, T, H, W, 3] -> [B, C, T', H', W']
+        device: torch.device,
+        kept: KeptRenders | None = None,
+    ) -> None:
+        self.clips, self.size, self.encode, self.device, self.kept = clips, size, encode, device, kept
+        self.poses = torch.empty(size, clips.frames, 4, 4, dtype=torch.float64, device=device)
+        self.latents = torch.empty(0)
+        self.made = 0
+
+    @staticmethod
+    def seed(number: int) -> int:
+        """Of the world of a clip."""
+        return HELD_OUT_SEEDS + number
+
+    def fill(self, count: int) -> None:
+        """Make clips until there are `count`."""
+        if self.made >= min(count, self.size):
+            return
+        line = ProgressLine("rendering and encoding", count, before=self.made)
+        while self.made < min(count, self.size):
+            # Groups always begin at the same places: other runs find them in the folder.
+            places = slice(self.made, min(self.made + RENDERED_AT_ONCE, self.size))
+            latents, self.poses[places] = self._make(range(places.start, places.stop))
+            if not self.made:
+                self.latents = self._memory(latents.shape[1:])
+            self.latents[places] = latents
+            self.made = places.stop
+            line.show(min(self.made, count))
+
+    def _make(self, numbers: range) -> tuple[Tensor, Tensor]:  # [B, C, T', H', W'], [B, T, 4, 4]
+        seeds = [self.seed(number) for number in numbers]
+        cameras = self.clips.cameras(seeds, self.device)
+
+        def made() -> Tensor:
+            return self.encode(self.clips.pictures(seeds, cameras)).to(KEPT_AS)
+
+        latents = made() if self.kept is None else self.kept.clips(self.clips, seeds, made)
+        return latents, cameras.world_from_camera
+
+    def _memory(self, shape: torch.Size) -> Tensor:  # [size, C, T', H', W']
+        """On the GPU if that leaves half of what is free, else in pinned memory of the CPU."""
+        is_gpu, wanted = self.device.type == "cuda", self.size * shape.numel() * KEPT_AS.itemsize
+        if is_gpu and wanted > torch.cuda.mem_get_info(self.device)[0] // 2:
+            return torch.empty(self.size, *shape, dtype=KEPT_AS, pin_memory=True)
+        return torch.empty(self.size, *shape, dtype=KEPT_AS, device=self.device)
+
+    def drawn(self, numbers: list[int]) -> tuple[Tensor, Tensor]:  # float32 [B, C, T', H', W'], [B, T, 4, 4]
+        """Some clips and their poses."""
+        latents = self.latents[torch.tensor(numbers, device=self.latents.device)]
+        poses = self.poses[torch.tensor(numbers, device=self.device)]
+        return latents.to(self.device, non_blocking=True).float(), poses
+
+
+@dataclass(frozen=True)
+class PooledStream(WorldStream):
+    """Clips drawn from a pool that grows. What a place gets follows from seed and step alone."""
+
+    pool: LatentPool = field(kw_only=True)
+    growth: Growth = field(kw_only=True)
+
+    def step(self, step: int) -> Iterator[Examples]:
+        count = self.growth.at(step)
+        self.pool.fill(count)
+        for places in self.share.places(self.batch_size):
+            numbers = [self._number(step, place // self.noise_draws, count) for place in places]
+            yield self._labelled([self.pool.seed(number) for number in numbers], places, *self.pool.drawn(numbers))
+
+    def _number(self, step: int, draw: int, count: int) -> int:
+        state = np.random.SeedSequence((self.seed, step, draw, 2)).generate_state(1, np.uint64)[0]
+        return int(state) % count
+
+
+def encoder_digest(vae: Any) -> str:  # AutoencoderKLWan
+    """Tells the latents of one VAE from those of another."""
+    sizes = {key: value for key, value in vae.config.items() if not key.startswith("_")}  # not where it was read from
+    digest = hashlib.sha256(json.dumps(sizes, sort_keys=True, default=str).encode())
+    for name, weight in sorted(vae.state_dict().items()):
+        digest.update(name.encode() + weight.float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
