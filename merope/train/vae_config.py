@@ -21,8 +21,14 @@ class VaeSection:
 
     architecture: dict[str, Any]  # arguments of AutoencoderKLWan; those of `pretrained`, if given
     pretrained: Path | None = None
+    trainable: Literal["all", "decoder"] = "all"  # "decoder": latents stay as they are, for models that learnt them
     precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; weights are kept in fp32
     compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.trainable == "decoder" and self.pretrained is None:
+            fix = "name the VAE whose decoder is to be trained"
+            raise invalid("vae.pretrained", 'given with trainable = "decoder"', None, fix)
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class VaeTrainConfig:
         """What decides the result of a run, besides its length, for comparing it with that of a checkpoint."""
         table = {name: value for name, value in asdict(self).items() if name != "run"}
         table["vae"].pop("compile")
+        if self.vae.trainable == "all":  # as all runs were before there was a choice
+            table["vae"].pop("trainable")
         return table | {"seed": self.run.seed, "batch_size": self.run.batch_size}
 
     def share_done(self, step: int, elapsed_s: float) -> float:

@@ -49,6 +49,9 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
         if parameter.ndim > 3:  # tensor cores want a pixel's channels side by side
             order = torch.channels_last_3d if parameter.ndim == 5 else torch.channels_last
             parameter.data = parameter.data.contiguous(memory_format=order)
+    if config.vae.trainable == "decoder":
+        for part in (vae.encoder, vae.quant_conv):
+            part.requires_grad_(False)
     return vae.train().to(device)
 
 
@@ -118,7 +121,8 @@ def export_vae(vae: Any, pool: ClipPool, unseen: ClipPool, about: dict[str, Any]
     All is measured on what was written, in fp32 as pipelines run it.
     """
     vae.bfloat16().float()
-    write_statistics(vae, pool)
+    if next(vae.encoder.parameters()).requires_grad:  # else models were trained with the present statistics
+        write_statistics(vae, pool)
     vae.bfloat16().save_pretrained(folder / "vae", max_shard_size=SHARD)
     vae.float()
     values = psnr_db(vae, unseen.videos(AT_ONCE))

@@ -209,3 +209,19 @@ def test_the_vae_of_the_miniature() -> None:
         vae: Any = AutoencoderKLWan(**config.vae.architecture)
     assert sum(parameter.numel() for parameter in vae.parameters()) <= 10_000_000
     assert (config.data.frames, config.data.height, config.data.width) == (49, 144, 256)
+
+
+def test_a_decoder_alone_is_trained_without_a_change_of_the_latents(trained: Path, tmp_path: Path) -> None:
+    before = trained / "trained" / "vae"
+    train_vae(tiny(tmp_path, f"vae.pretrained={before}", "vae.trainable=decoder", "run.steps=3"))
+    old, new = weights(trained), weights(tmp_path)
+    changed = {name.split(".")[0] for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {"decoder", "post_quant_conv"}
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (before, tmp_path / "trained" / "vae")]
+    for name in ("latents_mean", "latents_std"):
+        assert configs[0][name] == configs[1][name]
+
+
+def test_a_decoder_alone_needs_a_vae_to_begin_with(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'vae\.pretrained must be given with trainable = "decoder", got None'):
+        tiny(tmp_path, "vae.trainable=decoder")
