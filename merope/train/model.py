@@ -219,18 +219,27 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     if config.branch != "none":
         branch = CameraBranch.for_transformer(model.transformer, config.branch)
         _fill(branch, weights)
-        branch.to(dtype).save_pretrained(folder / "branch")
+        _cast(branch, dtype).save_pretrained(folder / "branch")
     if config.model.trainable == "all":
         base = WanTransformer3DModel.from_config(model.transformer.config)
         base.load_state_dict({name: value for name, value in weights.items() if name in base.state_dict()})
-        base.to(dtype)
+        _cast(base, dtype)
         pipeline = model.pipeline
         if pipeline.text_encoder is None and not isinstance(config.data, CachedData):  # a cache stands for the encoder
-            vae = None if pipeline.vae is None else deepcopy(pipeline.vae).to(dtype)
+            vae = None if pipeline.vae is None else _cast(deepcopy(pipeline.vae), dtype)
             whole = CameraVideoPipeline(None, None, vae, pipeline.scheduler, base, expand_timesteps=True)
             whole.save_pretrained(folder, max_shard_size=SHARD)
         else:
             base.save_pretrained(folder / "transformer")
+
+
+def _cast(model: Any, dtype: torch.dtype) -> Any:  # a ModelMixin of diffusers
+    """Change the weights in place, but for the few that diffusers wants in fp32 whatever the model is in."""
+    kept = set(model._keep_in_fp32_modules or ())
+    for name, weight in model.named_parameters():
+        if kept.isdisjoint(name.split(".")):
+            weight.data = weight.data.to(dtype)
+    return model
 
 
 def _fill(branch: CameraBranch, weights: dict[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
+from safetensors.torch import load_file
 from torch import Tensor
 
 from merope.adapters.wan import load_branch
@@ -155,6 +156,9 @@ def test_a_model_of_latents_is_trained_and_driven(vae_folder: Path, tmp_path: Pa
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert len(rows) == 4
     assert "validation_loss" in rows[-1]
+    weights = load_file(trained / "transformer" / "diffusion_pytorch_model.safetensors")
+    assert weights["blocks.0.ffn.net.2.weight"].dtype == torch.bfloat16
+    assert weights["blocks.0.scale_shift_table"].dtype == torch.float32
     pipeline = CameraVideoPipeline.from_pretrained(trained, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     load_branch(pipeline.transformer, trained / "branch")
