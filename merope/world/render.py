@@ -5,8 +5,9 @@ camera. The same code runs on CPU and CUDA: there is one way to cast rays (`mero
 depends on the device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from merope.world.sight import cast, rotated, view_of
 RAYS_PER_BLOCK = {"cpu": 1 << 16, "cuda": 1 << 23}
 OCCLUSION_TOLERANCE = 1e-3  # of the distance: a surface nearer by more than this hides a point
 
+Draw = Callable[[World, Tensor, Tensor, LensGrid], tuple[Tensor, Tensor]]
+
 
 @dataclass(frozen=True, eq=False)
 class Render:
@@ -42,7 +45,14 @@ class Render:
 
 
 @torch.no_grad()
-def render(world: World, cameras: Cameras, height: int, width: int, samples: int = 3) -> Render:
+def render(
+    world: World,
+    cameras: Cameras,
+    height: int,
+    width: int,
+    samples: int = 3,
+    by_kernels: bool | None = None,  # whether Triton kernels draw; None: on an NVIDIA GPU, where Triton is installed
+) -> Render:
     """Render height × width images: a ray per pixel, samples × samples of them where a pixel holds an edge.
 
     The image covers the lens's whole image plane whatever its own size: pixel (row i, column j) is centred on
@@ -57,9 +67,10 @@ def render(world: World, cameras: Cameras, height: int, width: int, samples: int
     lens, which = lens_grid(cameras, (height, width), samples), _world_of_camera(world, len(poses))
     image = torch.empty(len(poses), height, width, 3, device=poses.device)
     depth = torch.empty(len(poses), height, width, device=poses.device)
+    draw = _by_kernels() if by_kernels or (by_kernels is None and _has_kernels(poses.device)) else _drawn
     for block, rows in _blocks(len(poses), height, width, poses.device):
         drawn = range(max(0, rows.start - 1), min(height, rows.stop + 1))  # a row more: neighbours tell where edges are
-        colour, distance = _drawn(world, poses[block], which[block], lens.part(block, drawn))
+        colour, distance = draw(world, poses[block], which[block], lens.part(block, drawn))
         own = slice(rows.start - drawn.start, rows.stop - drawn.start)
         image[block, rows.start : rows.stop] = colour[:, own]
         depth[block, rows.start : rows.stop] = distance[:, own]
@@ -84,6 +95,16 @@ def _blocks(cameras: int, height: int, width: int, device: torch.device) -> Iter
     for first in range(0, cameras, at_once):
         for start in range(0, height, rows):
             yield slice(first, first + at_once), range(start, min(height, start + rows))
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and find_spec("triton") is not None
+
+
+def _by_kernels() -> Draw:
+    from merope.world.fast_draw import drawn_by_kernels  # needs Triton
+
+    return drawn_by_kernels
 
 
 def _drawn(
