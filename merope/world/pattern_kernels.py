@@ -51,9 +51,9 @@ def clamp(x, low, high):
 def loaded(place, stride, there):
     """Three numbers per lane."""
     return (
-        tl.load(place, mask=there, other=1.0),
-        tl.load(place + stride, mask=there, other=1.0),
-        tl.load(place + 2 * stride, mask=there, other=1.0),
+        tl.load(place, mask=there, other=0.5),
+        tl.load(place + stride, mask=there, other=0.5),
+        tl.load(place + 2 * stride, mask=there, other=0.5),
     )
 
 

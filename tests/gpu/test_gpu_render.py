@@ -13,7 +13,7 @@ from merope.world.scene import World
 from tests.gpu.errors import DEVICE
 from tests.scenes import curved_drive
 
-GRID = (72, 128) if DEVICE.type == "cuda" else (9, 16)  # Triton's interpreter takes a millisecond a ray
+GRID = (72, 128) if DEVICE.type == "cuda" else (6, 10)  # Triton's interpreter takes a millisecond a ray
 CLIPS = 4 if DEVICE.type == "cuda" else 2
 LENSES = {
     "pinhole": Pinhole(104.0, 104.0, 64.0, 36.0, 128, 72),
