@@ -7,6 +7,9 @@ the time covers lens rays, ray casting, shading and depth, not the making of the
 Pixels that hold an edge take 9 rays (samples = 3, the default), or one like all others (samples = 1). On a CPU one
 world and its clip are rendered at a time, on CUDA a batch of worlds at once.
 
+Then the whole way to the training clips of a miniature, 49 frames of 144×256: drives, worlds, rendering, bytes. On CUDA
+the plain code that defines the images and the kernels that draw them take turns, and their images are compared.
+
 With --errors, instead, how far images are from 8 × 8 rays in every pixel, and how far the change from one frame to the
 next is (flicker), for the default, for one ray per pixel, and for 2 × 2 rays in every pixel.
 """
@@ -21,14 +24,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merope.formats.video import as_bytes
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import UnifiedCamera
-from merope.world.render import render
+from merope.world.clips import WorldClips
+from merope.world.render import Render, render
 from merope.world.scene import World
 
 LENSES = {"pinhole": (64.0, 0.0), "fisheye": (173.0, 1.66)}
 SIZES = ((72, 128), (144, 256))
 FRAMES = 13
+MINIATURE = WorldClips(frames=49, height=144, width=256, frame_rate_hz=16, prefix_frames=9)
+FIRST_SEED = 1 << 20
+DIFFERENT = 2.0 / 255.0
 
 
 def drive(worlds: int, device: str) -> Tensor:  # [worlds, FRAMES, 4, 4]
@@ -72,6 +80,43 @@ def measure(device: str, repeats: int) -> list[dict[str, object]]:
                     }
                 )  # fmt: skip
     return rows
+
+
+def drawn_clips(clips: WorldClips, seeds: range, device: str, by_kernels: bool) -> Render:
+    """What `WorldClips.pictures` draws, by a way of choice."""
+    cameras = clips.cameras(seeds, device)
+    world = World(tuple(seeds), device).cleared(cameras.world_from_camera)
+    return render(world, cameras, clips.height, clips.width, by_kernels=by_kernels)
+
+
+def measure_clips(device: str, repeats: int) -> list[dict[str, object]]:
+    """Frames per second of whole clips, from seeds to bytes."""
+    rows: list[dict[str, object]] = []
+    for count in (16, 64) if device == "cuda" else (1,):
+        seeds = range(FIRST_SEED, FIRST_SEED + count)
+        ours_s = seconds(lambda s=seeds: MINIATURE.pictures(s, MINIATURE.cameras(s, device)), device, repeats)
+        row: dict[str, object] = {"what": "clips", "worlds": count, "per_second": count * MINIATURE.frames / ours_s}
+        if device == "cuda":
+            plain_s = seconds(lambda s=seeds: as_bytes(drawn_clips(MINIATURE, s, device, False).image), device, repeats)
+            row |= {"plain_per_second": count * MINIATURE.frames / plain_s, "ratio": plain_s / ours_s}
+            row |= differences(range(FIRST_SEED, FIRST_SEED + 4), device)
+        rows.append(row)
+    return rows
+
+
+def differences(seeds: range, device: str) -> dict[str, object]:
+    """Between what the kernels and the plain code draw."""
+    ours, plain = (drawn_clips(MINIATURE, seeds, device, by_kernels) for by_kernels in (True, False))
+    off = (ours.image - plain.image).abs().amax(dim=-1)
+    both = ours.depth_m.isfinite() & plain.depth_m.isfinite()
+    depth = ((ours.depth_m - plain.depth_m).abs() / plain.depth_m)[both]
+    return {
+        "different_pixels": float((off > DIFFERENT).double().mean()),
+        "largest_difference": float(off.max()),
+        "different_depths": float((depth > 1e-4).double().mean()),
+        "largest_depth_ratio": float(depth.max()),
+        "different_sky": float((ours.depth_m.isinf() != plain.depth_m.isinf()).double().mean()),
+    }
 
 
 def every_pixel(world: World, cameras: Cameras, rays: int) -> Tensor:  # [V, H, W, 3]
@@ -121,8 +166,11 @@ def main() -> None:
         rate = f"{row['per_second']:,.1f}"
         print(f"| {row['height']}×{row['width']} | {row['lens']} | {row['samples'] ** 2} | {solids} | {rate} |")
     print(f"worlds made and cleared per second: {rows[0]['per_second']:,.0f}")
+    clips = measure_clips(arguments.device, arguments.repeats)
+    for row in clips:
+        print("clips of 49 × 144×256, " + ", ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "what"), flush=True)
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    report = {"device": name, "torch": torch.__version__, "load_1min": os.getloadavg()[0], "rows": rows}
+    report = {"device": name, "torch": torch.__version__, "load_1min": os.getloadavg()[0], "rows": rows + clips}
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")

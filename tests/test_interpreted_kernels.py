@@ -15,6 +15,7 @@ CHECKS = (
     "attention/fused_kernel_checks.py",
     "attention/fused_learning_checks.py",
     "encodings/table_kernel_checks.py",
+    "world/draw_kernel_checks.py",
 )
 
 

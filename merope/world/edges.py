@@ -29,7 +29,12 @@ def needs_more_rays(
     for those in pairs:
         in_front = (those.solid != hits.solid[those.ray]) & (those.near_m < hits.distance_m[those.ray])
         more[those.ray[in_front]] = True
-    more = more.reshape(colour.shape[1:])
+    return more.reshape(colour.shape[1:]) | beside_another_colour(colour)
+
+
+def beside_another_colour(colour: Tensor) -> Tensor:  # [3, C, H, W] -> bool [C, H, W]
+    """Pixels whose colour differs from a neighbour's."""
+    more = torch.zeros_like(colour[0], dtype=torch.bool)
     for axis in (1, 2):
         differs = (colour.diff(dim=axis + 1).abs() > CONTRAST).any(dim=0)
         count = differs.shape[axis]
@@ -47,16 +52,11 @@ def with_fine_rays(
     colour: Tensor,  # [3, E] of the central rays
 ) -> Tensor:  # [3, E]
     """Mean colour of each pixel's central ray and those of its fine rays that the lens has."""
-    assert lens.fine_rays is not None
-    assert lens.fine_seen is not None
-    pixels = lens.seen[0].numel()
-    camera, place = ray // pixels, (lens.of_camera[ray // pixels], ray % pixels)
-    fine, seen = lens.fine_rays.flatten(1, 2)[place], lens.fine_seen.flatten(1, 2)[place]  # [E, 3, S], [E, S]
+    camera, fine, seen, angle = lens.fine(ray)
     count = seen.shape[1]
-    number = torch.full((len(lens.of_camera) * pixels,), -1, device=ray.device)
+    number = torch.full((len(lens.of_camera) * lens.seen[0].numel(),), -1, device=ray.device)
     number[ray] = torch.arange(len(ray), device=ray.device)
     within = [those.of_rays(number, count) for those in pairs]
     hits = cast_within(view, within, rotated(view.rotation[camera], fine).flatten(1), camera.repeat_interleave(count))
-    angle = lens.angle_rad.flatten(1)[place] / (count + 1) ** 0.5
     colours = shaded(world, view, hits, angle.repeat_interleave(count)).unflatten(1, (-1, count))
     return (colour + (colours * seen).sum(dim=-1)) / (1 + seen.sum(dim=1))

@@ -35,6 +35,18 @@ class LensGrid:
             self.of_camera[cameras],
         )
 
+    def fine(
+        self,
+        ray: Tensor,  # int64 [E], pixels c · H · W + p
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # int64 [E], [E, 3, S], bool [E, S], [E]
+        """Of some pixels: the camera, the fine rays, which of these the lens has, and the angle between them."""
+        assert self.fine_rays is not None
+        assert self.fine_seen is not None
+        pixels = self.seen[0].numel()
+        camera, place = ray // pixels, (self.of_camera[ray // pixels], ray % pixels)
+        fine, seen = self.fine_rays.flatten(1, 2)[place], self.fine_seen.flatten(1, 2)[place]
+        return camera, fine, seen, self.angle_rad.flatten(1)[place] / (seen.shape[1] + 1) ** 0.5
+
     @property
     def spread(self) -> Tensor:  # [L, H, W], 0 where the lens sees nothing
         """Tangent of the half-angle of a cone about each pixel's ray that holds the pixel."""

@@ -112,7 +112,7 @@ def seen_solids(
     wedge = torch.where(present, wedge, 2.0)
     bearing = flat / distance.clamp_min(TINY)[..., None]
     half = half_m.movedim(-1, 0).flatten(1)
-    return SeenSolids(*(t.to(dtype) for t in (origin, half, yaw, bearing, wedge, far.flatten())))
+    return SeenSolids(*(t.to(dtype).contiguous() for t in (origin, half, yaw, bearing, wedge, far.flatten())))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,9 @@ camera. The same code runs on CPU and CUDA: there is one way to cast rays (`mero
 depends on the device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -20,10 +21,13 @@ from merope.world.lens_grids import LensGrid, lens_grid
 from merope.world.scene import World
 from merope.world.shade import shaded
 from merope.world.sight import cast, rotated, view_of
+from merope.world.threads import run_each
 
-# A cache's worth on a CPU; on CUDA many, because a block costs 25 ms of launches, but not more than 1 kB each allows.
-RAYS_PER_BLOCK = {"cpu": 1 << 16, "cuda": 1 << 23}
+# A cache's worth on a CPU, about a frame; on CUDA many, because each block is launched anew, but what memory allows.
+RAYS_PER_BLOCK = {"cpu": 1 << 15, "cuda": 1 << 23}
 OCCLUSION_TOLERANCE = 1e-3  # of the distance: a surface nearer by more than this hides a point
+
+Draw = Callable[[World, Tensor, Tensor, LensGrid], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +46,14 @@ class Render:
 
 
 @torch.no_grad()
-def render(world: World, cameras: Cameras, height: int, width: int, samples: int = 3) -> Render:
+def render(
+    world: World,
+    cameras: Cameras,
+    height: int,
+    width: int,
+    samples: int = 3,
+    by_kernels: bool | None = None,  # whether Triton kernels draw; None: on an NVIDIA GPU, where Triton is installed
+) -> Render:
     """Render height × width images: a ray per pixel, samples × samples of them where a pixel holds an edge.
 
     The image covers the lens's whole image plane whatever its own size: pixel (row i, column j) is centred on
@@ -57,12 +68,17 @@ def render(world: World, cameras: Cameras, height: int, width: int, samples: int
     lens, which = lens_grid(cameras, (height, width), samples), _world_of_camera(world, len(poses))
     image = torch.empty(len(poses), height, width, 3, device=poses.device)
     depth = torch.empty(len(poses), height, width, device=poses.device)
-    for block, rows in _blocks(len(poses), height, width, poses.device):
+    draw = _by_kernels() if by_kernels or (by_kernels is None and _has_kernels(poses.device)) else _drawn
+
+    @torch.no_grad()
+    def draw_block(block: slice, rows: range) -> None:
         drawn = range(max(0, rows.start - 1), min(height, rows.stop + 1))  # a row more: neighbours tell where edges are
-        colour, distance = _drawn(world, poses[block], which[block], lens.part(block, drawn))
+        colour, distance = draw(world, poses[block], which[block], lens.part(block, drawn))
         own = slice(rows.start - drawn.start, rows.stop - drawn.start)
         image[block, rows.start : rows.stop] = colour[:, own]
         depth[block, rows.start : rows.stop] = distance[:, own]
+
+    run_each(draw_block, _blocks(len(poses), height, width, poses.device), poses.device)
     seen = lens.seen[lens.of_camera]
     if cameras.has_pose is not None:
         seen = seen & cameras.has_pose.flatten()[:, None, None]
@@ -80,10 +96,21 @@ def _world_of_camera(world: World, cameras: int) -> Tensor:  # int64 [cameras]
 def _blocks(cameras: int, height: int, width: int, device: torch.device) -> Iterator[tuple[slice, range]]:
     """Cameras and rows of their pixels: whole cameras while they fit into a block, else some rows of one."""
     limit = RAYS_PER_BLOCK[device.type]
-    at_once, rows = max(1, limit // (height * width)), min(height, max(1, limit // width))
+    at_once, parts = max(1, limit // (height * width)), -(-height * width // limit)
+    rows = -(-height // parts)
     for first in range(0, cameras, at_once):
         for start in range(0, height, rows):
             yield slice(first, first + at_once), range(start, min(height, start + rows))
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and find_spec("triton") is not None
+
+
+def _by_kernels() -> Draw:
+    from merope.world.fast_draw import drawn_by_kernels  # needs Triton
+
+    return drawn_by_kernels
 
 
 def _drawn(
@@ -151,10 +178,14 @@ def _unobstructed(world: World, cameras: Cameras, points_m: Tensor) -> Tensor:  
     distance = torch.linalg.vector_norm(points, dim=-1).clamp_min(1e-9)
     rays = (points / distance[..., None]).mT.float()
     which, free = _world_of_camera(world, len(poses)), torch.empty_like(distance, dtype=torch.bool)
-    for block, some in _blocks(len(poses), rays.shape[-1], 1, poses.device):
+
+    @torch.no_grad()
+    def cast_block(block: slice, some: range) -> None:
         span = slice(some.start, some.stop)
         view = view_of(world, poses[block], which[block])
         hits, _ = cast(view, rotated(view.rotation, rays[block, :, span]))
         first = hits.distance_m.reshape(-1, len(some))
         free[block, span] = first > distance[block, span] * (1.0 - OCCLUSION_TOLERANCE)
+
+    run_each(cast_block, _blocks(len(poses), rays.shape[-1], 1, poses.device), poses.device)
     return free.reshape(points_m.shape[:-1])

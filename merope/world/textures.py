@@ -72,7 +72,7 @@ def footprint(spread_m: Tensor, tangent: Tensor, normal: Tensor) -> Tensor:  # d
 
 
 @cache
-def _noise_table(device: torch.device) -> Tensor:  # [1, 1, cells + 1, cells + 1] in [-1, 1], mean 0, periodic
+def noise_table(device: torch.device) -> Tensor:  # [1, 1, cells + 1, cells + 1] in [-1, 1], mean 0, periodic
     table = torch.rand(NOISE_CELLS, NOISE_CELLS, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
     return pad((table - table.mean())[None, None], (0, 1, 0, 1), mode="circular").to(device)
 
@@ -81,7 +81,7 @@ def noise(x_m: Tensor, y_m: Tensor, cell_m: float, width_m: Tensor) -> Tensor:  
     """Bilinear value noise with cells of cell_m, faded out where a pixel of width_m covers more than a cell."""
     turns = torch.stack((x_m, y_m), dim=-1) * (1.0 / (cell_m * NOISE_CELLS))
     grid = (turns - turns.floor()) * 2.0 - 1.0
-    values = grid_sample(_noise_table(x_m.device), grid[None, None], align_corners=True)[0, 0, 0]
+    values = grid_sample(noise_table(x_m.device), grid[None, None], align_corners=True)[0, 0, 0]
     return values * (1.6 - width_m / cell_m).clamp(0.0, 1.0)
 
 
