@@ -13,7 +13,6 @@ from torch import Tensor
 
 from merope.attention.operators import Operator
 from merope.attention.plan import Block
-from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import axis_block, check_head_dim, check_positive, phase_block
 from merope.encodings.tokens import Tokens
@@ -37,13 +36,10 @@ class GTA(Encoding):
     image_plane: Literal["rope", "so2"] = "rope"
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        super().__post_init__()
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
         check_positive("rope_base", self.rope_base)
-        if self.image_plane not in ("rope", "so2"):
-            fix = '"so2" is the layout of the original code'
-            raise invalid("image_plane", '"rope" or "so2"', repr(self.image_plane), fix)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks; camera and SO(2) blocks with image_plane "so2"."""
