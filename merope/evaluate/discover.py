@@ -22,7 +22,7 @@ from merope.errors import invalid
 from merope.formats import FORMATS, read
 from merope.formats.checks import require_increasing_times
 from merope.formats.colmap import is_model
-from merope.formats.files import Sample
+from merope.formats.files import Sample, json_lines
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked
 from merope.world.commanded import MANOEUVRES
@@ -188,16 +188,13 @@ def read_commanded(source: Path, options: Mapping[str, object] | None = None) ->
 
 def _manifest(file: Path) -> list[Commanded]:
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                name = clip_name(row["id"])
-                manoeuvre = str(row.get("manoeuvre", name.manoeuvre))
-                chosen = {key: row[key] for key in ("start", "stride", "frames") if key in row}
-                rows.append(Commanded(ClipName(name.base, manoeuvre), file.parent / row["poses"], **chosen))
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise ValueError(f"{file}, line {number}: {error!r}; expected an object with id and poses") from None
+    for place, row in json_lines(file):
+        if not all(isinstance(row.get(key), str) for key in ("id", "poses")):
+            raise invalid(place, "an object with id and poses, both text", str(row)[:120], "repair the manifest")
+        name = clip_name(row["id"])
+        manoeuvre = str(row.get("manoeuvre", name.manoeuvre))
+        chosen = {key: row[key] for key in ("start", "stride", "frames") if key in row}
+        rows.append(Commanded(ClipName(name.base, manoeuvre), file.parent / row["poses"], **chosen))
     return rows
 
 
