@@ -68,15 +68,10 @@ def generate_clips(
 
 
 def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeline:
-    """The pipeline of a finished run."""
+    """The pipeline of a finished run with its branch. The row without cameras has no branch."""
     folder = config.run.out / "trained"
     if not folder.is_dir():
         raise invalid(str(folder), "what a finished run wrote", "nothing", "train it first: merope bench world CONFIG")
-    return load_row(folder, device)
-
-
-def load_row(folder: Path, device: torch.device) -> CameraVideoPipeline:
-    """A trained pipeline with its branch. The row without cameras has no branch."""
     pipeline = CameraVideoPipeline.from_pretrained(folder)
     if (folder / "branch").is_dir():
         load_branch(pipeline.transformer, folder / "branch")
