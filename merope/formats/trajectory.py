@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.geometry.lens_batches import require_lens
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid
 
@@ -50,6 +51,8 @@ class Trajectory:
             raise invalid("timestamps_s", f"[{count}]", list(self.timestamps_s.shape), "pass one time per pose")
         if self.frame_names is not None and len(self.frame_names) != count:
             raise invalid("frame_names", f"{count} names", len(self.frame_names), "pass one name per pose")
+        if self.lens is not None:
+            require_lens(self.lens)
         if self.lens is not None and tuple(self.lens.batch_shape) not in ((), (count,)):
             raise invalid("lens", f"one, or one per pose [{count}]", list(self.lens.batch_shape), "match the poses")
 

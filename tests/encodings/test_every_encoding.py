@@ -348,3 +348,10 @@ def test_options_that_a_method_does_not_have_are_refused(name: str) -> None:
         merope.encoding(name, head_dims=128)
     with pytest.raises(ValueError, match=r"head_dim must be an int, got 128\.0; divide"):
         merope.encoding(name, head_dim=768 / 6)
+
+
+@pytest.mark.parametrize("times", ["x", ["a", "b"], object()])
+def test_times_that_are_no_numbers_are_refused(times: object) -> None:
+    cameras = Cameras(random_poses(2), PINHOLE)
+    with pytest.raises(ValueError, match="times must be a tensor or a list of numbers, got"):
+        merope.encoding("none").plan(cameras, (1, 1), times=times)  # type: ignore[arg-type]
