@@ -65,6 +65,7 @@ class Commanded:
     stride: int = 1
     frames: int | None = None
     options: tuple[tuple[str, Any], ...] = ()  # of the file's format, as `formats.read` takes them
+    fov_deg: float | None = None  # horizontal, of the video, where the file has no lens
 
     def __post_init__(self) -> None:
         for name, least in (("start", 0), ("stride", 1), ("frames", 1)):
