@@ -48,9 +48,7 @@ class _Attachment:
 
 
 def attach(
-    transformer: WanTransformer3DModel,
-    config: CameraBranchConfig | None = None,
-    dtype: torch.dtype | None = None,
+    transformer: WanTransformer3DModel, config: CameraBranchConfig | None = None, dtype: torch.dtype | None = None
 ) -> CameraBranch:
     """Add a fresh camera branch; the output stays what it was until the branch is trained (not so for ReRoPE).
 

@@ -29,15 +29,7 @@ from merope.bench.result_files import (
     results_file,
     what_differs,
 )
-from merope.bench.scores import (
-    WorldJob,
-    floor_file,
-    score_world,
-    scores_of,
-    scores_of_test,
-    summaries,
-    world_jobs,
-)
+from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.evaluate.workers import leave_with_parent

@@ -86,13 +86,7 @@ class NuScenes:
             _save(cached, file)
         self.frames = cached
 
-    def windows(
-        self,
-        count: int,
-        stride: int = 1,
-        step: int = 1,
-        scenes: Iterable[str] | None = None,
-    ) -> list[Window]:
+    def windows(self, count: int, stride: int = 1, step: int = 1, scenes: Iterable[str] | None = None) -> list[Window]:
         """All runs of `count` frames, `stride` apart, beginning every `step` frames, without a gap in time.
 
         scenes: names to take, for example a split (`read_split`); unknown names are refused.

@@ -113,11 +113,7 @@ def _render_drives(drives: Sequence[Drive], lens: Pinhole, seed: int) -> Iterato
 
 
 def write_nuscenes(
-    root: Path,
-    version: str,
-    drives: Sequence[Drive],
-    lens: Pinhole,
-    paint: Paint | None = None,
+    root: Path, version: str, drives: Sequence[Drive], lens: Pinhole, paint: Paint | None = None
 ) -> None:
     """Tables, and images with `paint`, of a front camera as in nuScenes: samples/ has key frames, sweeps/ the rest."""
     tables: dict[str, list[Row]] = {name: [] for name in TABLES}

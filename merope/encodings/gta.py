@@ -48,10 +48,8 @@ class GTA(Encoding):
         if self.image_plane == "rope":
             return half_camera_blocks(self.head_dim, self.rope_base, query, query_matrices, key, key_matrices)
         half = self.head_dim // 2
-        return (
-            homogeneous_block(half, query, query_matrices, key, key_matrices),
-            so2_block(half, half, query, key),
-        )
+        camera = homogeneous_block(half, query, query_matrices, key, key_matrices)
+        return camera, so2_block(half, half, query, key)
 
 
 def check_translation_scale(scale: float) -> None:
@@ -61,10 +59,7 @@ def check_translation_scale(scale: float) -> None:
         raise invalid("translation_scale", "finite and at least 0", scale, fix)
 
 
-def scaled_poses(
-    tokens: Tokens,
-    translation_scale: float,
-) -> Tensor:  # [B, V, 4, 4]
+def scaled_poses(tokens: Tokens, translation_scale: float) -> Tensor:  # [B, V, 4, 4]
     """origin_from_camera with its translations multiplied by the scale."""
     poses = tokens.origin_from_camera
     return rigid(poses[..., :3, :3], translation_scale * poses[..., :3, 3])
@@ -104,12 +99,7 @@ def half_camera_blocks(
     )
 
 
-def so2_block(
-    start: int,
-    channels: int,
-    query: Tokens,
-    key: Tokens,
-) -> Block:
+def so2_block(start: int, channels: int, query: Tokens, key: Tokens) -> Block:
     """The image plane of the original GTA: Rot(2π f_m · (key − query)), f_m = 2^(m−n) for m = 1 … n = channels / 4.
 
     Coordinates are row / rows and column / columns, in [0, 1) on each side's own grid. Frequency-major, then row before

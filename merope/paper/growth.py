@@ -35,10 +35,7 @@ class Growth:
     value_norm: float  # root mean square of ‖U v‖ / ‖v‖
 
 
-def straight_path(
-    count: int,
-    length_m: float,
-) -> Cameras:
+def straight_path(count: int, length_m: float) -> Cameras:
     """Cameras driving straight ahead, evenly spaced over `length_m`."""
     poses = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
     poses[:, 2, 3] = torch.linspace(0, length_m, count, dtype=torch.float64)
