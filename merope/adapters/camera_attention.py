@@ -109,14 +109,12 @@ class CameraAttention(CameraProcessor):
         q, k, v = self.projected(x)
         if condition.gather is not None:
             k, v = condition.gather(k, 2), condition.gather(v, 2)
-        attended = self._attended(q, k, v, x, condition)
+        if condition.plan is not None:
+            attended = attend(q, k, v, condition.plan)
+        else:
+            attended = self._attended_under_own_plan(q, k, v, x, condition)
         out: Tensor = self.cam_out(attended.transpose(1, 2).flatten(2))
         return out.to(hidden.dtype)
-
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, condition: CameraCondition) -> Tensor:
-        if condition.plan is not None:
-            return attend(q, k, v, condition.plan)
-        return self._attended_under_own_plan(q, k, v, x, condition)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attended_under_own_plan(

@@ -17,27 +17,13 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "TOML file, or the name of one in the package, such as world/merope")
     parser.add_argument("--seed", type=seed, default=0, help="of weights, worlds and noise; names the folder (0)")
     parser.add_argument("--worlds", type=int, default=32, help="unseen worlds, three paths each (32)")
-    parser.add_argument(
-        "--stretch",
-        type=float,
-        nargs="+",
-        default=[],
-        metavar="FACTOR",
-        help="also test on paths so many times as long, in half of the worlds",
-    )
+    longer = "also test on paths so many times as long, in half of the worlds"
+    parser.add_argument("--stretch", type=float, nargs="+", default=[], metavar="FACTOR", help=longer)
     parser.add_argument("--workers", type=int, default=2, help="processes that recover poses (2)")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="folder that gets a copy of the scores, for the table; other tests of the same weights stay in its file",
-    )
-    parser.add_argument(
-        "--until",
-        choices=("trained", "generated", "scored"),
-        default="scored",
-        help="how far to go (scored); later stages pick up what earlier ones left in the folder",
-    )
+    copied = "folder that gets a copy of the scores, for the table; other tests of the same weights stay in its file"
+    parser.add_argument("--results", type=Path, metavar="DIR", help=copied)
+    stage = "how far to go (scored); later stages pick up what earlier ones left in the folder"
+    parser.add_argument("--until", choices=("trained", "generated", "scored"), default="scored", help=stage)
     parser.epilog = "e.g. merope bench world world/merope --seed 1 --results outputs/world"
     parser.set_defaults(run=_world, if_stopped="; finished stages are kept, the same command goes on after them")
 

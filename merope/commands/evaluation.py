@@ -9,28 +9,18 @@ from merope.errors import invalid
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--commanded",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="pose files named like the videos, or a manifest",
-    )
+    paths = "pose files named like the videos, or a manifest"
+    parser.add_argument("--commanded", type=Path, required=True, metavar="FOLDER", help=paths)
     _add_methods(parser)
     add_trajectory_option(parser)
     parser.add_argument("--fov", type=float, metavar="DEGREES", help="of the videos, where pose files have no lens")
-    parser.add_argument(
-        "--estimator",
-        default="colmap",
-        help="opencv, precomputed, vggt-omega, vggt, depth-anything-3, map-anything or colmap (%(default)s)",
+    names = "opencv, precomputed, vggt-omega, vggt, depth-anything-3, map-anything or colmap (%(default)s)"
+    parser.add_argument("--estimator", default="colmap", help=names)
+    check = (
+        "a second estimator that has to find the same path, or a clip is not trusted and in no mean: opencv or "
+        "colmap, or none to switch it off; by default opencv checks colmap, and others are not checked"
     )
-    parser.add_argument(
-        "--check",
-        default="default",
-        metavar="ESTIMATOR",
-        help="a second estimator that has to find the same path, or a clip is not trusted and in no mean: opencv or "
-        "colmap, or none to switch it off; by default opencv checks colmap, and others are not checked",
-    )
+    parser.add_argument("--check", default="default", metavar="ESTIMATOR", help=check)
     parser.add_argument("--checkpoint", type=Path, help="weights of a learned estimator")
     parser.add_argument("--estimates", type=Path, metavar="FOLDER", help="recovered paths, for precomputed")
     parser.add_argument("--fidelity", type=Path, metavar="FILE", help="fidelity.json: FID and FVD for the report")

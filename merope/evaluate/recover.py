@@ -68,7 +68,8 @@ def recover(job: Job, choice: EstimatorChoice) -> Record:
     except Exception as error:  # one damaged file must not end a run of hundreds, however a reader fails on it
         return failed(job, "unreadable poses", _in_words(error))
     if job.refusal is not None or job.video is None:
-        return failed(job, *_refusal(job), command)
+        reason = ("no video", "none given") if job.refusal is None else (job.refusal.kind, job.refusal.reason)
+        return failed(job, *reason, command)
     try:
         frames, video_frames = read_first_frames(job.video, command.count)
     except (OSError, ValueError, MemoryError) as error:
@@ -101,10 +102,6 @@ def _command(job: Job) -> Trajectory:
     if command.count < 2:
         raise invalid(f"poses in {job.commanded.poses}", "at least two", command.count, "one pose is no motion")
     return command
-
-
-def _refusal(job: Job) -> tuple[str, str]:
-    return ("no video", "none given") if job.refusal is None else (job.refusal.kind, job.refusal.reason)
 
 
 def failed(job: Job, kind: str, reason: str, command: Trajectory | None = None) -> Record:

@@ -138,8 +138,9 @@ def recover_all(jobs: Sequence[Job], choice: EstimatorChoice, out: Path, workers
     before, failures = len(jobs) - len(tasks), 0
     _say_what_is_left(before, len(jobs), sum(task.file.exists() for task in tasks))
     progress = ProgressLine("recovering poses", len(jobs), before=before)
-    in_turn = _in_turn(tasks) if workers == 1 else _in_processes(tasks, min(workers, max(len(tasks), 1)))
-    for done, (index, record) in enumerate(in_turn, start=before + 1):
+    alone = ((task.index, _run(task)) for task in tasks)
+    finished = alone if workers == 1 else _in_processes(tasks, min(workers, max(len(tasks), 1)))
+    for done, (index, record) in enumerate(finished, start=before + 1):
         records[index] = record
         failures += not bool(record.valid.any())
         progress.show(done, f"{failures} failed")
@@ -217,11 +218,6 @@ def _content_digest(source: Path) -> str:
             digest.update(os.fsencode(file.name))
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _in_turn(tasks: Sequence[Task]) -> Iterator[tuple[int, Record]]:
-    for task in tasks:
-        yield task.index, _run(task)
 
 
 def _in_processes(tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, Record]]:

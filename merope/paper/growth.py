@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.attention.plan import AttentionPlan
 from merope.encodings import encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
@@ -74,12 +73,9 @@ def attention_mass(
     scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
     k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
     q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
-    return _weights(plan, token, q, k).unflatten(-1, (frames, patches)).sum(-1).mean(0)
-
-
-def _weights(plan: AttentionPlan, token: int, q: Tensor, k: Tensor) -> Tensor:  # [HEADS, key tokens]
     turned = torch.einsum("hi,bij->hbj", q, plan.operators(token))
-    return torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)
+    weights = torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)  # [HEADS, key tokens]
+    return weights.unflatten(-1, (frames, patches)).sum(-1).mean(0)
 
 
 def run(folder: Path) -> None:
