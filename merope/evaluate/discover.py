@@ -190,9 +190,9 @@ def read_commanded(source: Path, options: Mapping[str, object] | None = None) ->
 def _manifest(file: Path) -> list[Commanded]:
     rows = []
     for place, row in json_lines(file):
-        if not all(isinstance(row.get(key), str) for key in ("id", "poses")):
-            raise invalid(place, "an object with id and poses, both text", str(row)[:120], "repair the manifest")
-        name = clip_name(row["id"])
+        if "id" not in row or not isinstance(row.get("poses"), str):
+            raise invalid(place, "an object with id and poses", str(row)[:120], "repair the manifest")
+        name = clip_name(str(row["id"]))
         manoeuvre = str(row.get("manoeuvre", name.manoeuvre))
         chosen = {key: row[key] for key in ("start", "stride", "frames") if key in row}
         rows.append(Commanded(ClipName(name.base, manoeuvre), file.parent / row["poses"], **chosen))

@@ -205,7 +205,7 @@ def _fingerprints(jobs: Sequence[Job], choice: EstimatorChoice) -> list[str]:
     for job in jobs:
         path, files = job.commanded, (job.commanded.poses, job.video, job.estimate)
         parts = [shared, job.method, str(path.clip), path.start, path.stride, path.frames, str(job.refusal)]
-        parts += [repr(path.options), path.fov_deg]
+        parts += [repr(path.options), *([] if path.fov_deg is None else [path.fov_deg])]
         contents = [None if source is None else digests[source] for source in files]
         prints.append(hashlib.sha256(json.dumps([*parts, *contents]).encode()).hexdigest())
     return prints
