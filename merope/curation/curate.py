@@ -173,8 +173,8 @@ def read_manifest(file: Path) -> Manifest:
     if not ids:
         raise invalid(str(file), "a manifest with at least one clip", "an empty file", "run the curation again")
     check_unique(f"ids of {file}", ids)
-    place = {clip: index for index, clip in enumerate(ids)}
-    prototype = [place.get(clip, -1) for clip in prototype_ids]
+    index_of = {clip: index for index, clip in enumerate(ids)}
+    prototype = [index_of.get(clip, -1) for clip in prototype_ids]
     for index, (stands_for, flag) in enumerate(zip(prototype, flags, strict=True)):
         if stands_for < 0 or not flags[stands_for] or flag != (stands_for == index):
             got = f"{prototype_ids[index]!r} for clip {ids[index]!r}"
