@@ -36,10 +36,11 @@ def matches(sample: Sample) -> bool:
 def read(path: Path, camera: str | None = None) -> Trajectory:
     """One camera of a file, such as "cam01"; may be left out if there is only one."""
     document = load_json(path)
-    keys = list(document) if isinstance(document, Mapping) else []
-    if not isinstance(document, Mapping) or not keys or not all(FRAME_KEY.fullmatch(key) for key in keys):
-        got = f"{type(document).__name__} {keys[:4]}"
-        raise invalid(str(path), 'an object of "frame0", "frame1", …', got, CUT_OFF)
+    if not isinstance(document, Mapping) or not document:
+        raise invalid(str(path), 'an object of "frame0", "frame1", …', type(document).__name__, CUT_OFF)
+    bad = next((key for key in document if not FRAME_KEY.fullmatch(key)), None)
+    if bad is not None:
+        raise invalid(str(path), 'an object of "frame0", "frame1", …', repr(bad), CUT_OFF)
     names = sorted(document, key=lambda key: int(key.removeprefix("frame")))
     camera = _choose(path, document[names[0]], camera)
     places = [f"{path} {name}.{camera}" for name in names]
