@@ -24,6 +24,7 @@ EXTRAS = {
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="merope", description="Drive a video model with a camera path in metres.")
     parser.add_argument("--version", action="version", version=f"merope {merope.__version__}")
+    parser.set_defaults(if_stopped="")  # what a command keeps or leaves when Ctrl-C ends it
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_demo(commands.add_parser("demo", help="drive the model that ships along three paths, or yours, and measure it"))
     add_growth(commands.add_parser("growth", help="measure and draw what camera encodings do as the baseline grows"))
@@ -57,6 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"merope: {module} is not installed: pip install 'merope[{EXTRAS[module]}]'", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # commands that keep or leave something say so themselves
-        print("\nmerope: stopped", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"\nmerope: stopped{options.if_stopped}", file=sys.stderr)
         return 130

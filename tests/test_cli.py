@@ -67,12 +67,21 @@ def test_a_missing_file_is_named_by_its_option(command: str, message: str, capsy
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [name for name in PARSERS if "--seed" in PARSERS[name].format_help()])
+def test_seeds_beyond_what_generators_take_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        PARSERS[name].parse_args(["--seed", str(2**63)])
+    assert f"argument --seed: {2**63} is not below {2**62} in size" in capsys.readouterr().err
+
+
 def test_missing_files_are_found_before_slow_imports() -> None:
     program = """
 import sys
 from merope.cli import main
 generate = "generate --model m --branch b --out c.mp4 --trajectory gone.json"
-for command in (generate, "demo --trajectory gone.json", "curate --poses gone.txt", "path convert gone.txt out.json"):
+files = "demo --trajectory gone.json", "curate --poses gone.txt", "path convert gone.txt out.json"
+configs = "train gone.toml", "data cache gone.toml --out c", "bench world gone.toml"
+for command in (generate, *files, *configs):
     assert main(command.split()) == 2
 assert not {"diffusers", "scipy", "cv2", "matplotlib"} & set(sys.modules)
 """

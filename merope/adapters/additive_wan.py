@@ -4,7 +4,7 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor
 
-from merope.adapters.camera_attention import CameraProcessor, require_cameras
+from merope.adapters.camera_attention import CameraProcessor
 from merope.adapters.conditioning import CameraRotary
 from merope.adapters.rerope import rotated
 from merope.encodings.additive import AdditiveCamera, AdditiveFeatures
@@ -17,22 +17,13 @@ class AdditiveAttention(CameraProcessor):
         super().__init__()
         self.cam_add = AdditiveCamera(features, width)
 
-    def forward(
-        self,
-        attn: WanAttention,
-        hidden_states: Tensor,  # [B, N, width]
-        encoder_hidden_states: None = None,
-        attention_mask: Tensor | None = None,
-        rotary_emb: CameraRotary | None = None,
-    ) -> Tensor:  # [B, N, width]
-        """What diffusers calls in place of Wan's own processor."""
-        cameras = require_cameras(rotary_emb)
+    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
         assert cameras.condition.features is not None
-        seen = self.cam_add(hidden_states, cameras.condition.features)
-        query, key, value = attn.norm_q(attn.to_q(seen)), attn.norm_k(attn.to_k(seen)), attn.to_v(hidden_states)
+        seen = self.cam_add(hidden, cameras.condition.features)
+        query, key, value = attn.norm_q(attn.to_q(seen)), attn.norm_k(attn.to_k(seen)), attn.to_v(hidden)
         q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))
         q, k = rotated(q, *cameras.native), rotated(k, *cameras.native)
-        out = dispatch_attention_fn(q, k, v, attn_mask=attention_mask, backend=self._attention_backend)
+        out = dispatch_attention_fn(q, k, v, attn_mask=mask, backend=self._attention_backend)
         out = out.flatten(2).type_as(q)
         for layer in attn.to_out:
             out = layer(out)

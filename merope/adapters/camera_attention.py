@@ -28,6 +28,24 @@ class CameraProcessor(nn.Module):
         super().__init__()
         self.base: Any = None  # set when the processor takes its place
 
+    def forward(
+        self,
+        attn: WanAttention,
+        hidden_states: Tensor,  # [B, N, width]
+        encoder_hidden_states: None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: CameraRotary | None = None,
+    ) -> Tensor:  # [B, N, width]
+        """What diffusers calls in place of Wan's own processor. The cameras come with the rotary embedding."""
+        if not isinstance(rotary_emb, CameraRotary):  # of blocks that run alone, or began before `attach`
+            fix = "call the whole transformer, and attach no branch while it runs"
+            raise invalid("rotary_emb", "with cameras", type(rotary_emb).__name__, fix)
+        return self.output(attn, hidden_states, attention_mask, rotary_emb)
+
+    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
+        """Self-attention of a block that knows its cameras: [B, N, width] -> [B, N, width]."""
+        raise NotImplementedError
+
     @property
     def _attention_backend(self) -> Any:
         return self.base._attention_backend
@@ -76,19 +94,10 @@ class CameraAttention(CameraProcessor):
         nn.init.zeros_(self.cam_out.weight)
         nn.init.zeros_(self.cam_out.bias)
 
-    def forward(
-        self,
-        attn: WanAttention,
-        hidden_states: Tensor,  # [B, N, width]
-        encoder_hidden_states: None = None,
-        attention_mask: Tensor | None = None,
-        rotary_emb: CameraRotary | None = None,
-    ) -> Tensor:  # [B, N, width]
-        """What diffusers calls in place of Wan's own processor."""
-        cameras = require_cameras(rotary_emb)
-        out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, cameras.native)
-        out = out + self.camera_output(hidden_states, cameras.condition)
-        return out if self.cam_history is None else out + self.history_output(hidden_states, cameras)
+    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
+        out: Tensor = self.base(attn, hidden, None, mask, cameras.native)
+        out = out + self.camera_output(hidden, cameras.condition)
+        return out if self.cam_history is None else out + self.history_output(hidden, cameras)
 
     def camera_output(
         self,
@@ -100,14 +109,12 @@ class CameraAttention(CameraProcessor):
         q, k, v = self.projected(x)
         if condition.gather is not None:
             k, v = condition.gather(k, 2), condition.gather(v, 2)
-        attended = self._attended(q, k, v, x, condition)
+        if condition.plan is not None:
+            attended = attend(q, k, v, condition.plan)
+        else:
+            attended = self._attended_under_own_plan(q, k, v, x, condition)
         out: Tensor = self.cam_out(attended.transpose(1, 2).flatten(2))
         return out.to(hidden.dtype)
-
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, condition: CameraCondition) -> Tensor:
-        if condition.plan is not None:
-            return attend(q, k, v, condition.plan)
-        return self._attended_under_own_plan(q, k, v, x, condition)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attended_under_own_plan(
@@ -153,14 +160,6 @@ class CameraAttention(CameraProcessor):
 
     def _by_head(self, x: Tensor) -> Tensor:  # [B, heads, N, head_dim]
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
-
-
-def require_cameras(rotary_emb: CameraRotary | None) -> CameraRotary:
-    """The cameras that came with the rotary embedding. Blocks run alone, or begun before `attach`, have none."""
-    if not isinstance(rotary_emb, CameraRotary):
-        fix = "call the whole transformer, and attach no branch while it runs"
-        raise invalid("rotary_emb", "with cameras", type(rotary_emb).__name__, fix)
-    return rotary_emb
 
 
 def plan_dtype(x: Tensor) -> torch.dtype:

@@ -25,14 +25,7 @@ from merope.adapters.branch_config import (
 )
 from merope.adapters.camera_attention import CameraAttention, CameraProcessor, QKNorm, plan_dtype
 from merope.adapters.conditioning import CameraCondition, FrameShare, attended_dtype
-from merope.adapters.history import (
-    HistoryPath,
-    HistoryReferences,
-    check_rotary_times,
-    existing,
-    joined,
-    joint_times,
-)
+from merope.adapters.history import HistoryPath, HistoryReferences, check_rotary_times, existing, joined, joint_times
 from merope.adapters.rerope import Bands, CarvedAttention, check_carve
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan

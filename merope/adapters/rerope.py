@@ -13,7 +13,7 @@ import torch
 from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor
 
-from merope.adapters.camera_attention import CameraProcessor, require_cameras
+from merope.adapters.camera_attention import CameraProcessor
 from merope.adapters.conditioning import CameraRotary
 from merope.attention.dispatch import attend
 from merope.errors import invalid
@@ -52,20 +52,11 @@ class CarvedAttention(CameraProcessor):
         kept_and_carved = [(band - n, n) for band, n in zip(native_bands(head_dim), carve, strict=True)]
         self.pieces = [size for pair in kept_and_carved for size in pair]  # kept, carved of time, row, column
 
-    def forward(
-        self,
-        attn: WanAttention,
-        hidden_states: Tensor,  # [B, N, width]
-        encoder_hidden_states: None = None,
-        attention_mask: Tensor | None = None,
-        rotary_emb: CameraRotary | None = None,
-    ) -> Tensor:  # [B, N, width]
-        """What diffusers calls in place of Wan's own processor."""
-        cameras = require_cameras(rotary_emb)
+    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
         assert cameras.condition.plan is not None
-        value = attn.to_v(hidden_states)
-        query = attn.norm_q(attn.to_q(hidden_states)).to(value.dtype)  # under autocast norms answer in float32
-        key = attn.norm_k(attn.to_k(hidden_states)).to(value.dtype)
+        value = attn.to_v(hidden)
+        query = attn.norm_q(attn.to_q(hidden)).to(value.dtype)  # under autocast norms answer in float32
+        key = attn.norm_k(attn.to_k(hidden)).to(value.dtype)
         q, k, v = (x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in (query, key, value))
         cosine, sine = (self._parted(table.transpose(1, 2))[1] for table in cameras.native)
         out = attend(

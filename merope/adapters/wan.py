@@ -48,9 +48,7 @@ class _Attachment:
 
 
 def attach(
-    transformer: WanTransformer3DModel,
-    config: CameraBranchConfig | None = None,
-    dtype: torch.dtype | None = None,
+    transformer: WanTransformer3DModel, config: CameraBranchConfig | None = None, dtype: torch.dtype | None = None
 ) -> CameraBranch:
     """Add a fresh camera branch; the output stays what it was until the branch is trained (not so for ReRoPE).
 
@@ -109,8 +107,7 @@ def attached_branch(transformer: WanTransformer3DModel) -> CameraBranch | None:
 
 def _install(transformer: WanTransformer3DModel, branch: CameraBranch, dtype: torch.dtype | None = None) -> None:
     _check_transformer(transformer)  # again: another thread may have been faster
-    _check_replaced(transformer, branch)
-    _check_unmoved(transformer, branch)
+    _check_blocks(transformer, branch)
     for index, processor in branch.processors().items():
         attn = _self_attention(transformer, index)
         weight = attn.to_q.weight
@@ -146,20 +143,19 @@ def _self_attention(transformer: WanTransformer3DModel, index: int) -> WanAttent
     return attn
 
 
-def _check_replaced(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
-    """Weights of the processors that a branch stands before would be saved, and trained, as if they were its own."""
+def _check_blocks(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+    """Refuse blocks whose processors have weights: these would be saved, and trained, as if they were the branch's.
+
+    Refuse moved ones too: hooks of diffusers and accelerate are put on the layers that are there, and a branch that
+    comes later has none.
+    """
     for index in branch.processors():
-        found: object = _self_attention(transformer, index).processor
+        attn = _self_attention(transformer, index)
+        found: object = attn.processor
         if isinstance(found, nn.Module) and found.state_dict():
             fix = "call transformer.set_attn_processor(WanAttnProcessor()) first"
             raise invalid(f"processor of block {index}", "one without weights", type(found).__name__, fix)
-
-
-def _check_unmoved(transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
-    """Hooks of diffusers and accelerate are put on the layers that are there; a branch that comes later has none."""
-    for index in branch.processors():
-        attn = _self_attention(transformer, index)
-        if getattr(attn.processor, "_parallel_config", None) is not None:
+        if getattr(found, "_parallel_config", None) is not None:
             fix = "shard samples instead"
             raise invalid("transformer", "without context parallelism", f"block {index} with it", fix)
         if any(_has_offload_hook(layer) for layer in attn.to_q.modules()):

@@ -103,23 +103,14 @@ class AttentionPlan:
         return tuple(block for block in self.blocks if block.camera)
 
     def operator(
-        self,
-        query_token: int,
-        key_token: int,
-        batch: int = 0,
-        head: int = 0,
+        self, query_token: int, key_token: int, batch: int = 0, head: int = 0
     ) -> Tensor:  # [head_dim, head_dim]
         """Dense U_ab of query token a and key token b (paper, Eq. 1 and 11)."""
         if not 0 <= key_token < self.key_tokens:
             raise invalid("key_token", f"in 0 … {self.key_tokens - 1}", key_token, "tokens are camera-major")
         return self.operators(query_token, batch, head)[key_token]
 
-    def operators(
-        self,
-        query_token: int,
-        batch: int = 0,
-        head: int = 0,
-    ) -> Tensor:  # [key tokens, head_dim, head_dim]
+    def operators(self, query_token: int, batch: int = 0, head: int = 0) -> Tensor:  # [key tokens, head_dim, head_dim]
         """Dense U_ab of one query token with every key token.
 
         `head` counts the tables' groups of heads, where an encoding treats heads differently (URoPE): head h of H is

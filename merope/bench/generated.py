@@ -48,9 +48,11 @@ def generate_clips(
     at_once = CLIPS_ON_CPU if device.type == "cpu" else CLIPS_ON_GPU
     for start in range(0, len(commanded), at_once):
         part = commanded[start : start + at_once]
+        poses = torch.stack([clip.cameras.world_from_camera for clip in part])
+        lens = stacked([clip.cameras.lens for clip in part])
         true = torch.stack([clip.true for clip in part])
         frames = pipeline(
-            cameras=_together([clip.cameras for clip in part]) if cameras else None,
+            cameras=Cameras(poses, lens, plan_dtype=torch.float32) if cameras else None,
             prefix=true[:, :prefix_frames],
             height=true.shape[2],
             width=true.shape[3],
@@ -68,15 +70,10 @@ def generate_clips(
 
 
 def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeline:
-    """The pipeline of a finished run."""
+    """The pipeline of a finished run with its branch. The row without cameras has no branch."""
     folder = config.run.out / "trained"
     if not folder.is_dir():
         raise invalid(str(folder), "what a finished run wrote", "nothing", "train it first: merope bench world CONFIG")
-    return load_row(folder, device)
-
-
-def load_row(folder: Path, device: torch.device) -> CameraVideoPipeline:
-    """A trained pipeline with its branch. The row without cameras has no branch."""
     pipeline = CameraVideoPipeline.from_pretrained(folder)
     if (folder / "branch").is_dir():
         load_branch(pipeline.transformer, folder / "branch")
@@ -125,8 +122,3 @@ def weights_digest(folder: Path) -> str:
         digest.update(str(file.relative_to(folder)).encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _together(cameras: Sequence[Cameras]) -> Cameras:  # each [T] -> [B, T]
-    poses = torch.stack([camera.world_from_camera for camera in cameras])
-    return Cameras(poses, stacked([camera.lens for camera in cameras]), plan_dtype=torch.float32)

@@ -71,12 +71,8 @@ def difference(row: Grid, against: Grid) -> Interval | None:
     common = sorted(set(row.seeds) & set(against.seeds))
     if not common:
         return None
-    mine, theirs = (_of_seeds(some, common) for some in (row, against))
+    mine, theirs = (some.values[[some.seeds.index(seed) for seed in common]] for some in (row, against))
     return interval(Grid(tuple(common), mine - theirs))
-
-
-def _of_seeds(some: Grid, seeds: Sequence[int]) -> Numbers:
-    return some.values[[some.seeds.index(seed) for seed in seeds]]
 
 
 @lru_cache

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from filelock import FileLock, Timeout
 
-from merope.bench.generated import generate_row
+from merope.bench.generated import generate_row, generated_file
 from merope.bench.result_files import (
     about_clips,
     check_nothing_is_trained_again,
@@ -29,16 +29,7 @@ from merope.bench.result_files import (
     results_file,
     what_differs,
 )
-from merope.bench.scores import (
-    WorldJob,
-    floor_file,
-    floor_jobs,
-    row_jobs,
-    score_world,
-    scores_of,
-    scores_of_test,
-    summaries,
-)
+from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.evaluate.workers import leave_with_parent
@@ -94,8 +85,9 @@ class Scorer:
         for test in tests:
             file = floor_file(config, test)
             if file not in self._floors and not file.exists():
-                self._floors[file] = self._submit(floor_jobs(config, test))
-        self._rows.append(_Scoring(config, {test: self._submit(row_jobs(config, test)) for test in tests}))
+                self._floors[file] = self._submit(world_jobs(config, test, None))
+        jobs = {test: world_jobs(config, test, generated_file(config, test)) for test in tests}
+        self._rows.append(_Scoring(config, {test: self._submit(some) for test, some in jobs.items()}))
 
     def finish(self, wait: bool) -> None:
         """Write the rows whose scores are complete; with `wait`, all rows. Those that cannot be are in `failures`."""

@@ -36,17 +36,8 @@ class WorldJob:
     videos: Path | None  # generated.safetensors; None scores the floor
 
 
-def row_jobs(config: TrainConfig, test: WorldTest) -> list[WorldJob]:
-    """One job per world of a row's generated videos."""
-    return _jobs(config, test, generated_file(config, test))
-
-
-def floor_jobs(config: TrainConfig, test: WorldTest) -> list[WorldJob]:
-    """One job per world of a test; the results do not depend on the row."""
-    return _jobs(config, test, None)
-
-
-def _jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
+def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
+    """One job per world: of a row's generated videos, or of the floor, which does not depend on the row."""
     clips, prefix = world_clips(config), config.objective.prefix_frames
     return [WorldJob(test, clips, seed, prefix, videos) for seed in test.seeds]
 

@@ -197,18 +197,12 @@ def group_table(rows: Sequence[Row], against: Row | None) -> str:
     lines = [["row", "seeds", "steps", "held-out loss", *COLUMNS.values(), "measured clips", "lost frames", *title]]
     for row in rows:
         numbers = [cell(interval(row.grid(metric))) for metric in COLUMNS]
-        about = [_bold(row.name, row is against), _seeds(row), f"{row.any_seed['steps']:,}", _loss(row)]
+        seeds = "one" if len(row.seeds) == 1 else str(len(row.seeds))
+        loss = "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
+        about = [_bold(row.name, row is against), seeds, f"{row.any_seed['steps']:,}", loss]
         compared = [] if against is None else [_comparison(row, against, metric) for metric in COMPARED]
         lines.append([*about, *numbers, row.measured(), row.lost(), *compared])
     return _markdown(lines)
-
-
-def _seeds(row: Row) -> str:
-    return "one" if len(row.seeds) == 1 else str(len(row.seeds))
-
-
-def _loss(row: Row) -> str:
-    return "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
 
 
 def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> str:

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from merope.commands.models import add_config, require_config, seed
+
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="what")
@@ -12,36 +14,22 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def add_world(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, help="TOML file, or the name of one in the package, such as world/merope")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
-    parser.add_argument("--seed", type=int, default=0, help="of initialisation, worlds and noise; names the folder (0)")
+    add_config(parser, "TOML file, or the name of one in the package, such as world/merope")
+    parser.add_argument("--seed", type=seed, default=0, help="of weights, worlds and noise; names the folder (0)")
     parser.add_argument("--worlds", type=int, default=32, help="unseen worlds, three paths each (32)")
-    parser.add_argument(
-        "--stretch",
-        type=float,
-        nargs="+",
-        default=[],
-        metavar="FACTOR",
-        help="also test on paths so many times as long, in half of the worlds",
-    )
+    longer = "also test on paths so many times as long, in half of the worlds"
+    parser.add_argument("--stretch", type=float, nargs="+", default=[], metavar="FACTOR", help=longer)
     parser.add_argument("--workers", type=int, default=2, help="processes that recover poses (2)")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="folder that gets a copy of the scores, for the table; other tests of the same weights stay in its file",
-    )
-    parser.add_argument(
-        "--until",
-        choices=("trained", "generated", "scored"),
-        default="scored",
-        help="how far to go (scored); later stages pick up what earlier ones left in the folder",
-    )
+    copied = "folder that gets a copy of the scores, for the table; other tests of the same weights stay in its file"
+    parser.add_argument("--results", type=Path, metavar="DIR", help=copied)
+    stage = "how far to go (scored); later stages pick up what earlier ones left in the folder"
+    parser.add_argument("--until", choices=("trained", "generated", "scored"), default="scored", help=stage)
     parser.epilog = "e.g. merope bench world world/merope --seed 1 --results outputs/world"
-    parser.set_defaults(run=_world)
+    parser.set_defaults(run=_world, if_stopped="; finished stages are kept, the same command goes on after them")
 
 
 def _world(options: argparse.Namespace) -> int:
+    require_config(options.config)
     from merope.bench.generated import benchmark_tests
     from merope.bench.rows import Scorer, run_rows, scoring_pool
     from merope.bench.scores import with_seed
@@ -51,13 +39,9 @@ def _world(options: argparse.Namespace) -> int:
 
     config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
     tests = benchmark_tests(options.worlds, options.stretch)
-    try:
-        with scoring_pool(options.workers) as pool:
-            scorer = Scorer(pool, options.results)
-            finished = run_rows([config], tests, scorer, options.until)
-    except KeyboardInterrupt:  # while it generates or scores; training ends by itself
-        print("\nmerope: stopped; finished stages are kept, the same command goes on after them", file=sys.stderr)
-        return 130
+    with scoring_pool(options.workers) as pool:
+        scorer = Scorer(pool, options.results)
+        finished = run_rows([config], tests, scorer, options.until)
     if not finished:
         why = "stopped, or another process is making the row"
         print(f"merope: {why}; the same command goes on from there", file=sys.stderr)

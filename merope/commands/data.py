@@ -1,11 +1,10 @@
 """Commands about data: curate, synth, cache."""
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from merope.commands.models import require_files
+from merope.commands.models import add_config, require_config, require_files, seed
 
 
 def add_curate(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
         "--suppression", type=float, default=1.0, metavar="METRES", help="Fréchet distance to keep apart (1)"
     )
     parser.add_argument("--scope", choices=("cluster", "global"), default="cluster", help="where to compare (cluster)")
-    parser.add_argument("--seed", type=int, default=0, help="of the clusters (0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the clusters (0)")
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/curation"), help="for manifest and picture (outputs/curation)"
     )
@@ -78,7 +77,7 @@ def add_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenes", type=int, default=2, help="how many drives (2)")
     parser.add_argument("--frames", type=int, default=60, help="frames of a scene, at 12 Hz (60)")
     parser.add_argument("--size", type=int, nargs=2, default=(144, 256), metavar=("HEIGHT", "WIDTH"), help="(144 256)")
-    parser.add_argument("--seed", type=int, default=0, help="of streets and drives (0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of streets and drives (0)")
     parser.epilog = "e.g. merope data synth --layout videos --out drives --scenes 4"
     parser.set_defaults(run=_synth)
 
@@ -96,24 +95,20 @@ def _synth(options: argparse.Namespace) -> int:
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, help="TOML file of a training run whose data come from files")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+    add_config(parser, "TOML file of a training run whose data come from files")
     parser.add_argument("--out", type=Path, required=True, help="folder of the cache; an interrupted one is completed")
     parser.add_argument("--validation", action="store_true", help="cache the validation clips instead")
     parser.epilog = "e.g. merope data cache run.toml --out outputs/cache"
-    parser.set_defaults(run=_cache)
+    parser.set_defaults(run=_cache, if_stopped="; finished clips are kept, run the same command to go on")
 
 
 def _cache(options: argparse.Namespace) -> int:
+    require_config(options.config)
     from merope.train.caching import cache_clips
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
     config = read_config(TrainConfig, options.config, options.set)
-    try:
-        skipped = cache_clips(config, options.out, options.validation)
-    except KeyboardInterrupt:
-        print("\nmerope: interrupted; finished clips are kept, run the same command to go on", file=sys.stderr)
-        return 130
+    skipped = cache_clips(config, options.out, options.validation)
     print(f"wrote {options.out}" + (f"; {len(skipped)} clips could not be read" if skipped else ""))
     return 1 if skipped else 0

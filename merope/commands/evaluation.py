@@ -2,54 +2,35 @@
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from merope.commands.models import key_and_value, require_files
+from merope.commands.models import add_trajectory_option, require_files, seed
+from merope.errors import invalid
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--commanded",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="pose files named like the videos, or a manifest",
+    paths = "pose files named like the videos, or a manifest"
+    parser.add_argument("--commanded", type=Path, required=True, metavar="FOLDER", help=paths)
+    _add_methods(parser)
+    add_trajectory_option(parser)
+    parser.add_argument("--fov", type=float, metavar="DEGREES", help="of the videos, where pose files have no lens")
+    names = "opencv, precomputed, vggt-omega, vggt, depth-anything-3, map-anything or colmap (%(default)s)"
+    parser.add_argument("--estimator", default="colmap", help=names)
+    check = (
+        "a second estimator that has to find the same path, or a clip is not trusted and in no mean: opencv or "
+        "colmap, or none to switch it off; by default opencv checks colmap, and others are not checked"
     )
-    parser.add_argument("--videos", type=Path, metavar="FOLDER", help="videos of one method, named by its folder")
-    parser.add_argument(
-        "--method", action="append", default=[], metavar="NAME=FOLDER", help="videos of a method; repeat to compare"
-    )
-    parser.add_argument(
-        "--trajectory-option",
-        action="append",
-        default=[],
-        type=key_and_value,
-        metavar="KEY=VALUE",
-        help="what the format of the pose files needs besides, such as camera=cam01; may be repeated",
-    )
-    parser.add_argument(
-        "--estimator",
-        default="colmap",
-        help="opencv, precomputed, vggt-omega, vggt, depth-anything-3, map-anything or colmap (%(default)s)",
-    )
-    parser.add_argument(
-        "--check",
-        default="default",
-        metavar="ESTIMATOR",
-        help="a second estimator that has to find the same path, or a clip is not trusted and in no mean: opencv or "
-        "colmap, or none to switch it off; by default opencv checks colmap, and others are not checked",
-    )
+    parser.add_argument("--check", default="default", metavar="ESTIMATOR", help=check)
     parser.add_argument("--checkpoint", type=Path, help="weights of a learned estimator")
     parser.add_argument("--estimates", type=Path, metavar="FOLDER", help="recovered paths, for precomputed")
     parser.add_argument("--fidelity", type=Path, metavar="FILE", help="fidelity.json: FID and FVD for the report")
     parser.add_argument("--workers", type=int, help="processes; by default one per core, or one with a checkpoint")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the bootstrap (0)")
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/evaluation"), help="for the report (outputs/evaluation)"
     )
     parser.epilog = "e.g. merope evaluate --commanded drives/poses --videos drives/videos"
-    parser.set_defaults(run=_evaluate)
+    parser.set_defaults(run=_evaluate, if_stopped="; finished clips are kept, run the same command to go on")
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -61,31 +42,28 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     choice = EstimatorChoice(options.estimator, options.checkpoint, options.check)
     workers = options.workers or (1 if options.checkpoint else os.cpu_count() or 1)
-    try:
-        results = evaluate(
-            options.commanded,
-            methods,
-            choice,
-            options.out,
-            workers,
-            options.estimates,
-            options.seed,
-            options.fidelity,
-            dict(options.trajectory_option),
-        )
-    except KeyboardInterrupt:
-        print("\nmerope: interrupted; finished clips are kept, run the same command to go on", file=sys.stderr)
-        return 130
+    results = evaluate(
+        options.commanded,
+        methods,
+        choice,
+        options.out,
+        workers,
+        options.estimates,
+        options.seed,
+        options.fidelity,
+        dict(options.trajectory_option),
+        options.fov,
+    )
     print(as_text(results))
     print(f"wrote {options.out / 'report.html'}, results.json and clips.csv")
+    if not any(clip.is_measured for clip in results.clips):
+        fix = "mend the problems above; videos whose pose files have no lens need --fov"
+        raise invalid("videos", "such that at least one can be measured", f"none of {len(results.clips)}", fix)
     return 0
 
 
 def add_fidelity(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--videos", type=Path, metavar="FOLDER", help="videos of one method, named by its folder")
-    parser.add_argument(
-        "--method", action="append", default=[], metavar="NAME=FOLDER", help="videos of a method; repeat to compare"
-    )
+    _add_methods(parser)
     parser.add_argument(
         "--reference", type=Path, required=True, metavar="FOLDER", help="real videos, or statistics of them (.npz)"
     )
@@ -98,7 +76,7 @@ def add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/fidelity"), help="for fidelity.json (outputs/fidelity)"
     )
-    parser.set_defaults(run=_fidelity)
+    parser.set_defaults(run=_fidelity, if_stopped="; finished folders are kept, run the same command to go on")
 
 
 def _fidelity(options: argparse.Namespace) -> int:
@@ -116,11 +94,7 @@ def _fidelity(options: argparse.Namespace) -> int:
         detectors.append(InceptionDetector(options.inception, device))
     if options.i3d is not None:
         detectors.append(I3DDetector(options.i3d, device))
-    try:
-        result = fidelity(methods, options.reference, detectors, options.out, options.prefix_frames)
-    except KeyboardInterrupt:
-        print("\nmerope: interrupted; finished folders are kept, run the same command to go on", file=sys.stderr)
-        return 130
+    result = fidelity(methods, options.reference, detectors, options.out, options.prefix_frames)
     print(as_text(result))
     print(f"wrote {options.out / 'fidelity.json'}")
     return 1 if result.left_out else 0
@@ -128,18 +102,20 @@ def _fidelity(options: argparse.Namespace) -> int:
 
 def _require_consent(options: argparse.Namespace) -> None:
     """TorchScript is a program that can read and write files: it runs only if the user says so."""
-    from merope.errors import invalid
-
     given = [str(file) for file in (options.inception, options.i3d) if file is not None]
     if given and not options.allow_code:
         fix = "pass --allow-code if you trust where they are from"
         raise invalid("--allow-code", "given to run detector files", f"none for {', '.join(given)}", fix)
 
 
+def _add_methods(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--videos", type=Path, metavar="FOLDER", help="videos of one method, named by its folder")
+    several = "videos of a method; repeat to compare"
+    parser.add_argument("--method", action="append", default=[], metavar="NAME=FOLDER", help=several)
+
+
 def _methods(options: argparse.Namespace) -> dict[str, Path]:
     """Folders of videos by the names of their methods, from --videos and --method."""
-    from merope.errors import invalid
-
     methods = {} if options.videos is None else {options.videos.resolve().name: options.videos}
     for given in options.method:
         name, separator, folder = given.partition("=")

@@ -1,10 +1,9 @@
 """Commands to look at first: demo drives the model that ships, growth and taxonomy measure encodings alone."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from merope.commands.models import require_files
+from merope.commands.models import require_files, seed, settings
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -16,23 +15,18 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
     how.add_argument("--steps", type=int, help="denoising steps (4)")
-    how.add_argument("--seed", type=int, default=0, help="of the noise; the paths share it (0)")
+    how.add_argument("--seed", type=seed, default=0, help="of the noise; the paths share it (0)")
     how.add_argument("--device", default="auto", help="such as cpu or cuda (%(default)s: cuda if there is one)")
     how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="for what is made (outputs/demo)")
     parser.epilog = "e.g. merope demo --trajectory path.json --world 7"
-    parser.set_defaults(run=_demo)
+    parser.set_defaults(run=_demo, if_stopped="; nothing was written")
 
 
 def _demo(options: argparse.Namespace) -> int:
     require_files(options, "--trajectory", "--model")
     from merope.demo.drive import DemoConfig, run, table
 
-    given = {key: value for key, value in vars(options).items() if key not in ("command", "run") and value is not None}
-    try:
-        drives = run(DemoConfig(**given))
-    except KeyboardInterrupt:
-        print("merope: stopped; nothing was written", file=sys.stderr)
-        return 130
+    drives = run(DemoConfig(**{key: value for key, value in settings(options).items() if value is not None}))
     print(table(drives))
     print(
         f"wrote {options.out}: demo.mp4, report.html, poster.png, results.json; bare clips and their cameras in clips/"

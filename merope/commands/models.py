@@ -2,21 +2,19 @@
 
 import argparse
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from merope.errors import invalid
 
 if TYPE_CHECKING:
     from merope.train.config import TrainConfig
 
+MOST_SEED = 2**62
+
 
 def add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config", type=Path, nargs="?", help="TOML file, or the name of one in the package, such as tiny"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+    add_config(parser, "TOML file, or the name of one in the package, such as tiny", nargs="?")
     parser.add_argument("--list", action="store_true", help="print the names of the configs in the package")
     parser.add_argument(
         "--export", type=Path, metavar="CHECKPOINT", help="write the trained folders of this step-… folder, no training"
@@ -26,9 +24,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from merope.train.config import TrainConfig
-    from merope.train.loop import export_checkpoint, train
-    from merope.train.provenance import steps_done
     from merope.train.toml_config import read_config, read_table, shipped_configs
 
     if options.list:
@@ -38,6 +33,10 @@ def _train(options: argparse.Namespace) -> int:
         raise invalid("config", "a TOML file or a name", "none", "`merope train --list` shows the names")
     if "vae" in read_table(options.config):
         return _train_vae(options)
+    from merope.train.config import TrainConfig
+    from merope.train.loop import export_checkpoint, train
+    from merope.train.provenance import steps_done
+
     config = read_config(TrainConfig, options.config, options.set)
     folder = train(config) if options.export is None else export_checkpoint(config, options.export)
     if options.export is None and steps_done(config) < config.run.steps:
@@ -92,14 +91,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     cameras = parser.add_argument_group("cameras")
     cameras.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
     cameras.add_argument("--trajectory-format", metavar="NAME", help="needed only where the content fits several")
-    cameras.add_argument(
-        "--trajectory-option",
-        action="append",
-        default=[],
-        type=key_and_value,
-        metavar="KEY=VALUE",
-        help="what the format needs besides, such as camera=cam01 or image_size=[640,360]; may be repeated",
-    )
+    add_trajectory_option(cameras)
     cameras.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     lens = cameras.add_mutually_exclusive_group()
     lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
@@ -108,12 +100,45 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--steps", type=int, default=50, help="denoising steps (50)")
     how.add_argument("--guidance", type=float, help="scale of text guidance (5, or 1 without a text encoder)")
-    how.add_argument("--seed", type=int, default=0, help="of the noise (0)")
+    how.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
     how.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
     how.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
     how.add_argument("--offload", action="store_true", help="keep on the GPU only what runs")
     parser.epilog = "e.g. merope generate --model M --branch B --trajectory path.json --out c.mp4"
-    parser.set_defaults(run=_generate)
+    parser.set_defaults(run=_generate, if_stopped="; nothing was written")
+
+
+def add_config(parser: argparse.ArgumentParser, about: str, nargs: str | None = None) -> None:
+    """A config file, and what is to be changed in it."""
+    parser.add_argument("config", type=Path, nargs=nargs, help=about)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+
+
+def require_config(file: Path) -> None:
+    """Refuse a config that does not exist at once, before anything slow is imported."""
+    from merope.train.toml_config import find_config
+
+    find_config(file)
+
+
+def add_trajectory_option(parser: argparse._ActionsContainer) -> None:
+    """Options of the reader of pose files."""
+    about = "what the format needs besides, such as camera=cam01 or image_size=[640,360]; may be repeated"
+    parser.add_argument(
+        "--trajectory-option", action="append", default=[], type=key_and_value, metavar="KEY=VALUE", help=about
+    )
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What the user gave or left at its default, without what the parser keeps for itself."""
+    return {name: value for name, value in vars(options).items() if name not in ("command", "run", "if_stopped")}
+
+
+def seed(text: str) -> int:
+    """A whole number that generators of random numbers take, also with a few added."""
+    if abs(int(text)) >= MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{text} is not below {MOST_SEED} in size")
+    return int(text)
 
 
 def key_and_value(text: str) -> tuple[str, object]:
@@ -148,15 +173,11 @@ def _generate(options: argparse.Namespace) -> int:
     from merope.generate.command import generate
     from merope.generate.inputs import GenerateConfig
 
-    given = {key: value for key, value in vars(options).items() if key not in ("command", "run")}
+    given = settings(options)
     height, width = given.pop("size")
     fov_deg, reader_options = given.pop("fov"), dict(given.pop("trajectory_option"))
     config = GenerateConfig(**given, height=height, width=width, fov_deg=fov_deg, trajectory_options=reader_options)
-    try:
-        generate(config)
-    except KeyboardInterrupt:
-        print("merope: stopped; nothing was written", file=sys.stderr)
-        return 130
+    generate(config)
     print(f"wrote {config.out} with .cameras.json, .birdseye.png and .json beside it")
     return 0
 
@@ -172,7 +193,7 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=49, help="RGB frames of the path, 4k + 1 (49)")
     parser.add_argument("--fps", type=float, default=12.0, help="paths with times are resampled to it (12)")
     parser.add_argument("--steps", type=int, default=8, help="denoising steps to average over (8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise (0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
     parser.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
     parser.add_argument("--out", type=Path, required=True, help="folder for analysis.json and pictures")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
+from merope.formats.files import json_lines
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text, replacing
 from merope.geometry.poses import check_rigid, relative
@@ -163,19 +164,17 @@ def write_manifest(file: Path, ids: Sequence[str], curation: Curation) -> None:
 def read_manifest(file: Path) -> Manifest:
     """What `write_manifest` wrote; further fields of a row are left to others. Errors name the file and the line."""
     ids, cluster, prototype_ids, flags = [], [], [], []
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                row = _manifest_row(line, f"{file}, line {number}")
-                ids.append(row["id"])
-                cluster.append(row["cluster"])
-                prototype_ids.append(row["prototype"])
-                flags.append(row["is_prototype"])
+    for place, row in json_lines(file):
+        _check_row(row, place)
+        ids.append(row["id"])
+        cluster.append(row["cluster"])
+        prototype_ids.append(row["prototype"])
+        flags.append(row["is_prototype"])
     if not ids:
         raise invalid(str(file), "a manifest with at least one clip", "an empty file", "run the curation again")
     check_unique(f"ids of {file}", ids)
-    place = {clip: index for index, clip in enumerate(ids)}
-    prototype = [place.get(clip, -1) for clip in prototype_ids]
+    index_of = {clip: index for index, clip in enumerate(ids)}
+    prototype = [index_of.get(clip, -1) for clip in prototype_ids]
     for index, (stands_for, flag) in enumerate(zip(prototype, flags, strict=True)):
         if stands_for < 0 or not flags[stands_for] or flag != (stands_for == index):
             got = f"{prototype_ids[index]!r} for clip {ids[index]!r}"
@@ -187,18 +186,13 @@ def read_manifest(file: Path) -> Manifest:
 MANIFEST_FIELDS = {"id": str, "cluster": int, "prototype": str, "is_prototype": bool}
 
 
-def _manifest_row(line: str, where: str) -> dict[str, Any]:
+def _check_row(row: dict[str, Any], place: str) -> None:
     fix = "restore the line or run the curation again"
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise invalid(where, "a JSON object", f"{line[:60]!r} ({error})", fix) from None
-    expected = "an object with " + ", ".join(f"{name} ({kind.__name__})" for name, kind in MANIFEST_FIELDS.items())
-    if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in MANIFEST_FIELDS.items()):
-        raise invalid(where, expected, line.strip()[:120], fix)
+    if any(type(row.get(name)) is not kind for name, kind in MANIFEST_FIELDS.items()):
+        fields = ", ".join(f"{name} ({kind.__name__})" for name, kind in MANIFEST_FIELDS.items())
+        raise invalid(place, f"an object with {fields}", str(row)[:120], fix)
     if row["cluster"] < 0:
-        raise invalid(where, "a cluster from 0 on", row["cluster"], fix)
-    return row
+        raise invalid(place, "a cluster from 0 on", row["cluster"], fix)
 
 
 def check_unique(name: str, ids: Sequence[str]) -> None:

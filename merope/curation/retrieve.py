@@ -173,13 +173,7 @@ class HistoryIndex:
         best = min(matches, key=lambda match: (-len(match.target), np.abs(match.longitudinal_m).sum()))
         return self._history(best, is_conflict=True)
 
-    def retrieve(
-        self,
-        target: Target,
-        count: int,
-        generator: torch.Generator,
-        conflict_rate: float = 0.25,
-    ) -> History:
+    def retrieve(self, target: Target, count: int, generator: torch.Generator, conflict_rate: float = 0.25) -> History:
         """History for training: up to `count` frames, matched with frames spread evenly over the clip.
 
         With probability `conflict_rate` it comes from a neighbouring lane where there is one, otherwise it is the

@@ -36,6 +36,7 @@ from merope.datasets.loader import MOST_STAND_INS, ClipSource
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats import read, write
+from merope.formats.files import json_lines
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_tensors, replace_text, replacing
 from merope.geometry.cameras import Cameras
@@ -108,10 +109,7 @@ class CachedSource(ClipSource[CachedClip]):
         file = Path(folder) / "clips.jsonl"
         if not file.is_file():
             raise invalid("cache", "a folder of `merope data cache`", f"{folder} without clips.jsonl", "finish caching")
-        try:
-            return cls(Path(folder), [json.loads(line) for line in file.read_text().splitlines() if line.strip()])
-        except (ValueError, RecursionError) as error:
-            raise invalid(str(file), "a JSON object a line", str(error), "run `merope data cache` again") from None
+        return cls(Path(folder), [row for _, row in json_lines(file)])
 
     def about(self) -> dict[str, Any]:
         """What was cached."""

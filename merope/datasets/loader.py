@@ -120,16 +120,12 @@ class _Clips(Dataset[_Loaded[Item]]):
 
     def __getitem__(self, index: int) -> _Loaded[Item]:
         skipped: dict[int, str] = {}
-        for candidate in self._candidates(index):
+        for candidate in (index, *self.sampler.stand_ins(index)[:MOST_STAND_INS]):
             try:
                 return _Loaded(self.source.clip(candidate), skipped)
             except Exception as error:  # whatever a broken file sets off: it is named, counted and survived
                 skipped[candidate] = f"{type(error).__name__}: {error}"
         return _Loaded(None, skipped)
-
-    def _candidates(self, index: int) -> Iterator[int]:
-        yield index
-        yield from self.sampler.stand_ins(index)[:MOST_STAND_INS]
 
 
 def _leave_stops_to_the_run(worker: int) -> None:
@@ -180,8 +176,9 @@ class ClipLoader(Generic[Item, Collated]):
                 used += self.sampler.world_size
                 self._note(item.skipped)
                 if item.clip is None:
-                    last = list(item.skipped.items())[-1]
-                    raise ValueError(f"none of {len(item.skipped)} clips could be read, the last: {self._named(*last)}")
+                    last, reason = list(item.skipped.items())[-1]
+                    count, name = len(item.skipped), self.source.name(last)
+                    raise ValueError(f"none of {count} clips could be read, the last: {name}: {reason}")
                 pending.append(item.clip)
                 if len(pending) == self.batch_size:
                     self._handed_out = self.sampler.state_dict(epoch, used)
@@ -194,9 +191,6 @@ class ClipLoader(Generic[Item, Collated]):
             if name not in self.skipped:
                 LOG.warning("skipped clip %s: %s", name, reason)
             self.skipped[name] = reason
-
-    def _named(self, index: int, reason: str) -> str:
-        return f"{self.source.name(index)}: {reason}"
 
     def state_dict(self) -> LoaderState:
         """Where the stream stands: everything before it has been handed out."""

@@ -65,17 +65,17 @@ class Window:
 class NuScenes:
     """One camera channel of one version of the data set.
 
-    root: the folder that holds samples/, sweeps/ and the folder of tables, e.g. v1.0-trainval.
-    cache: folder for the compact table; by default the folder of tables.
+    root: the folder that holds samples/, sweeps/ and the folder of tables, e.g. v1.0-trainval. The compact table is
+        kept in the folder of tables.
     """
 
-    def __init__(self, root: Path, version: str, channel: str = "CAM_FRONT", cache: Path | None = None) -> None:
+    def __init__(self, root: Path, version: str, channel: str = "CAM_FRONT") -> None:
         self.root, self.version, self.channel = Path(root), version, channel
         tables = self.root / version
         if not tables.is_dir():
             found = sorted(path.name for path in self.root.glob("v1.0-*"))
             raise invalid("version", f"a folder of tables in {self.root}", repr(version), f"there are {found}")
-        file = (cache or tables) / f"merope-{channel}-{_fingerprint(tables)}.npz"
+        file = tables / f"merope-{channel}-{_fingerprint(tables)}.npz"
         cached = _load(file)
         if cached is None:
             try:
@@ -86,13 +86,7 @@ class NuScenes:
             _save(cached, file)
         self.frames = cached
 
-    def windows(
-        self,
-        count: int,
-        stride: int = 1,
-        step: int = 1,
-        scenes: Iterable[str] | None = None,
-    ) -> list[Window]:
+    def windows(self, count: int, stride: int = 1, step: int = 1, scenes: Iterable[str] | None = None) -> list[Window]:
         """All runs of `count` frames, `stride` apart, beginning every `step` frames, without a gap in time.
 
         scenes: names to take, for example a split (`read_split`); unknown names are refused.
@@ -120,14 +114,12 @@ class NuScenes:
         """Frames of the longest scene."""
         return int(np.bincount(self.frames.scene).max())
 
-    def clip(self, window: Window, height: int, width: int, with_frames: bool = True) -> Clip:
+    def clip(self, window: Window, height: int, width: int) -> Clip:
         """A window as a clip of the given size; the lens is scaled with the images."""
         rows = window.start + window.stride * np.arange(window.count)
         table, scene = self.frames, self.frames.scene[window.start]
         lens = Pinhole(*table.intrinsics[rows[0]].tolist(), *table.size[rows[0]].tolist())
-        frames = None
-        if with_frames:
-            frames = torch.stack([read_image(self.root / name, height, width) for name in table.filename[rows]])
+        frames = torch.stack([read_image(self.root / name, height, width) for name in table.filename[rows]])
         times_s = torch.from_numpy((table.timestamp_us[rows] - table.timestamp_us[rows[0]]) * 1e-6)
         return Clip(
             name=self.name(window),
@@ -297,7 +289,7 @@ def _save(frames: Frames, file: Path) -> None:
         with replacing(file) as part:
             np.savez_compressed(part, **{field.name: getattr(frames, field.name) for field in fields(frames)})
     except OSError as error:
-        LOG.warning("tables are not cached (%s); pass a folder that can be written as cache", error)
+        LOG.warning("the tables are read anew each time, as the compact one cannot be kept beside them (%s)", error)
 
 
 def _load(file: Path) -> Frames | None:

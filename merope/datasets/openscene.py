@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -57,8 +57,11 @@ def read_infos(path: Path, allow_pickle: bool = False) -> list[dict[str, Any]]:
     if not allow_pickle:
         fix = "pass allow_pickle=True if you trust where the file came from"
         raise invalid("allow_pickle", "True to read a pickle", allow_pickle, fix)
-    with Path(path).open("rb") as file:
-        infos = _unpickle(file, path)
+    try:
+        with Path(path).open("rb") as file:
+            infos = _ArraysOnly(file).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); get the file again") from error
     frames = infos.get("infos") if isinstance(infos, dict) else infos
     if not isinstance(frames, list) or not frames:
         raise invalid("path", "a list of frames, or a dict with infos", path, "is this an OpenScene meta file?")
@@ -69,13 +72,6 @@ def read_infos(path: Path, allow_pickle: bool = False) -> list[dict[str, Any]]:
                 f"frame {index} of {path}", f"a dict with {', '.join(FIELDS)}", f"no {', '.join(missing)}", MMDET3D
             )
     return sorted(frames, key=lambda info: info["timestamp"])
-
-
-def _unpickle(file: BinaryIO, path: Path) -> Any:
-    try:
-        return _ArraysOnly(file).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); get the file again") from error
 
 
 def read_openscene(

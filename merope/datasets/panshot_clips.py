@@ -5,7 +5,6 @@ camera-to-world, OpenCV axes, world gravity-aligned with y down. Their unit is t
 data set divides translations by the depth of the nearest surface (`near_depth`) to make clips comparable.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from merope.datasets.data_kind import FrameData
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats import read
-from merope.formats.files import load_json
+from merope.formats.files import json_lines, load_json
 from merope.formats.video import read_video
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.poses import rigid
@@ -39,9 +38,9 @@ def read_samples(samples: Path) -> list[dict[str, Any]]:
 def read_near_depths(path: Path) -> dict[str, float]:
     """Near depth by "<video_id>-<clip_id>"."""
     try:
-        rows = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
-        depths = {f"{row['video_id']}-{row['clip_id']}": float(row["near_depth"]) for row in rows}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        rows = json_lines(Path(path))
+        depths = {f"{row['video_id']}-{row['clip_id']}": float(row["near_depth"]) for _, row in rows}
+    except (KeyError, TypeError, ValueError) as error:
         expected = "lines of JSON with video_id, clip_id and near_depth"
         raise invalid(str(path), expected, repr(error), "restore the file") from None
     for key, depth in depths.items():
@@ -61,9 +60,8 @@ def read_sample(
     height: int,
     width: int,
     depths: dict[str, float] | None,  # of `read_near_depths`
-    zero_first_yaw: bool = True,
 ) -> Clip:
-    """The clip of one row, without frames."""
+    """The clip of one row, without frames, in a world that is turned so that the first camera has no yaw."""
     file = Path(root) / str(row["pose_path"])
     world_from_camera = read(file, "panshot").world_from_camera
     if depths is not None:
@@ -72,8 +70,7 @@ def read_sample(
             raise invalid("near_depths", f"a depth for {key}", f"{len(depths)} others", "use the list of this split")
         rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
         world_from_camera = rigid(rotation, centres / depths[key])
-    if zero_first_yaw:
-        world_from_camera = without_first_yaw(world_from_camera)
+    world_from_camera = without_first_yaw(world_from_camera)
     count = world_from_camera.shape[0]
     return Clip(
         name=file.stem,

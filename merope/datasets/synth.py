@@ -33,6 +33,7 @@ EGO_FROM_CAMERA = torch.tensor([[0.0, 0, 1, 1.7], [-1, 0, 0, 0], [0, -1, 0, 1.5]
 """A front camera on a car with x forward, y left, z up."""
 
 FRAME_RATE_HZ = 12.0
+FRAMES_PER_SAMPLE = 6  # every so many frames, one is a key frame
 
 TABLES = (
     *("category", "attribute", "visibility", "instance", "sensor", "calibrated_sensor", "ego_pose", "log"),
@@ -112,13 +113,7 @@ def _render_drives(drives: Sequence[Drive], lens: Pinhole, seed: int) -> Iterato
 
 
 def write_nuscenes(
-    root: Path,
-    version: str,
-    drives: Sequence[Drive],
-    lens: Pinhole,
-    paint: Paint | None = None,
-    frame_rate_hz: float = FRAME_RATE_HZ,
-    frames_per_sample: int = 6,
+    root: Path, version: str, drives: Sequence[Drive], lens: Pinhole, paint: Paint | None = None
 ) -> None:
     """Tables, and images with `paint`, of a front camera as in nuScenes: samples/ has key frames, sweeps/ the rest."""
     tables: dict[str, list[Row]] = {name: [] for name in TABLES}
@@ -129,7 +124,7 @@ def write_nuscenes(
         {"token": calibration, "sensor_token": sensor, **_pose_fields(EGO_FROM_CAMERA), "camera_intrinsic": matrix}
     )
     for number, drive in enumerate(drives):
-        names = _write_drive(tables, number, drive, lens, calibration, frame_rate_hz, frames_per_sample)
+        names = _write_drive(tables, number, drive, lens, calibration)
         if paint is not None:
             images = paint(Cameras(drive.world_from_camera, lens))
             for name, image in zip(names, images, strict=True):
@@ -148,23 +143,15 @@ def _write_map(root: Path, location: str, logs: Sequence[Row]) -> Row:
     return {"token": token, "log_tokens": there, "category": "semantic_prior", "filename": f"maps/{token}.png"}
 
 
-def _write_drive(
-    tables: dict[str, list[Row]],
-    number: int,
-    drive: Drive,
-    lens: Pinhole,
-    calibration: str,
-    frame_rate_hz: float,
-    frames_per_sample: int,
-) -> list[str]:
+def _write_drive(tables: dict[str, list[Row]], number: int, drive: Drive, lens: Pinhole, calibration: str) -> list[str]:
     """Append the rows of one scene; returns its image files."""
     scene, log, count = _token("scene", number), _token("log", number), drive.world_from_camera.shape[0]
-    times_us = [drive.start_us + round(1e6 * index / frame_rate_hz) for index in range(count)]
+    times_us = [drive.start_us + round(1e6 * index / FRAME_RATE_HZ) for index in range(count)]
     about = {"logfile": f"log-{number:04d}", "location": drive.location, "vehicle": "synth"}
     tables["log"].append({"token": log, **about, "date_captured": "2020-09-13"})
     samples: list[Row] = [
         {"token": _token("sample", number, index), "scene_token": scene, "timestamp": times_us[index]}
-        for index in range(0, count, frames_per_sample)
+        for index in range(0, count, FRAMES_PER_SAMPLE)
     ]
     row = {"token": scene, "name": f"scene-{number:04d}", "log_token": log, "description": drive.description}
     ends = {"first_sample_token": samples[0]["token"], "last_sample_token": samples[-1]["token"]}
@@ -172,11 +159,11 @@ def _write_drive(
     ego = MAP_FROM_WORLD @ drive.world_from_camera @ inverse(EGO_FROM_CAMERA)
     images: list[Row] = []
     for index, time_us in enumerate(times_us):
-        is_key = index % frames_per_sample == 0
+        is_key = index % FRAMES_PER_SAMPLE == 0
         name = f"{'samples' if is_key else 'sweeps'}/CAM_FRONT/scene{number:04d}__CAM_FRONT__{time_us}.jpg"
         pose = _token("ego", number, index)
         tables["ego_pose"].append({"token": pose, "timestamp": time_us, **_pose_fields(ego[index])})
-        row = {"token": _token("image", number, index), "sample_token": samples[index // frames_per_sample]["token"]}
+        row = {"token": _token("image", number, index), "sample_token": samples[index // FRAMES_PER_SAMPLE]["token"]}
         row |= {"ego_pose_token": pose, "calibrated_sensor_token": calibration, "filename": name, "fileformat": "jpg"}
         size = {"width": lens.width, "height": lens.height}
         images.append({**row, **size, "timestamp": time_us, "is_key_frame": is_key})

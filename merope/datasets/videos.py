@@ -1,6 +1,5 @@
 """Training clips of your own videos: one line a clip, with a pose file in any format."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from merope.datasets.data_kind import FrameData
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats import read, validate
+from merope.formats.files import json_lines
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_video
 from merope.geometry.lens_batches import picked, resized
@@ -44,18 +44,13 @@ def read_video_rows(file: Path) -> list[VideoRow]:
     A manifest of `merope curate` may be the same file: its fields stand beside these.
     """
     rows, known = [], VideoRow.__dataclass_fields__.keys()
-    for number, line in enumerate(Path(file).read_text().splitlines(), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                if {"prompt", "text"} & row.keys() and "caption" not in row:  # it would be trained without a prompt
-                    got = f"one under {next(name for name in ('prompt', 'text') if name in row)!r}"
-                    raise invalid(f"{file}, line {number}", 'a text under "caption"', got, "rename the field")
-                rows.append(VideoRow(**{name: value for name, value in row.items() if name in known}))
-            except (json.JSONDecodeError, RecursionError, TypeError, AttributeError) as error:
-                raise ValueError(
-                    f"{file}, line {number}: {error}; expected an object with id, video and poses"
-                ) from None
+    for place, row in json_lines(Path(file)):
+        if {"prompt", "text"} & row.keys() and "caption" not in row:  # it would be trained without a prompt
+            got = f"one under {next(name for name in ('prompt', 'text') if name in row)!r}"
+            raise invalid(place, 'a text under "caption"', got, "rename the field")
+        if not {"id", "video", "poses"} <= row.keys():
+            raise invalid(place, "an object with id, video and poses", f"only {sorted(row)}", "repair the row")
+        rows.append(VideoRow(**{name: value for name, value in row.items() if name in known}))
     if not rows:
         raise invalid(str(file), "at least one clip", "none", "check how the manifest was made")
     return rows

@@ -8,7 +8,6 @@ from merope.encodings.crepe import CRePE
 from merope.encodings.gta import GTA
 from merope.encodings.merope import MeRoPE
 from merope.encodings.none import NoEncoding
-from merope.encodings.option_types import check_types
 from merope.encodings.prope import PRoPE
 from merope.encodings.protocol import Encoding
 from merope.encodings.raynova import RayNova
@@ -41,7 +40,4 @@ def encoding(name: str, **options: Any) -> Encoding:
     for option in options:
         if option not in known:
             raise invalid(f"options of {name}", f"among {known}", repr(option), "see docs/encodings.md")
-    if not isinstance(head_dim := options.get("head_dim", 128), int):
-        raise invalid("head_dim", "an int", repr(head_dim), "divide the width by the heads with //")
-    check_types(ENCODINGS[name], options)
     return ENCODINGS[name](**options)

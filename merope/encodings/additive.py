@@ -5,13 +5,14 @@ model has to learn that from sums. Ray features are those of CameraCtrl (He et a
 2026), the latitude-up map is that of UCPE (Zhang et al. 2026).
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from merope.encodings.option_types import check_types
+from merope.encodings.rotary import check_positive
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Equirectangular, Lens
@@ -54,12 +55,10 @@ class RayFeatures:
     translation_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("plucker", "origin_direction"):
-            raise invalid("kind", '"plucker" or "origin_direction"', repr(self.kind), 'CameraCtrl uses "plucker"')
-        if not isinstance(self.samples, int) or self.samples < 1:
+        check_types(type(self), vars(self))
+        if self.samples < 1:
             raise invalid("samples", "an int ≥ 1", repr(self.samples), "8 gives 384 channels")
-        if not 0 < self.translation_scale < math.inf:
-            raise invalid("translation_scale", "positive and finite", self.translation_scale, "1 keeps metres")
+        check_positive("translation_scale", self.translation_scale, "1 keeps metres")
 
     @property
     def channels(self) -> int:

@@ -10,7 +10,6 @@ from merope.encodings.gta import homogeneous_block
 from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import check_head_dim
 from merope.encodings.tokens import Tokens
-from merope.errors import invalid
 from merope.geometry.poses import inverse
 
 
@@ -31,10 +30,8 @@ class CaPE(Encoding):
     camera_axes: Literal["opencv", "opengl"] = "opencv"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_head_dim(self.head_dim, 4)
-        if self.camera_axes not in ("opencv", "opengl"):
-            fix = 'use "opengl" for weights trained with EscherNet'
-            raise invalid("camera_axes", '"opencv" or "opengl"', repr(self.camera_axes), fix)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """One camera block: O = (V_i⁻¹)ᵀ, K = V_jᵀ."""

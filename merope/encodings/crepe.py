@@ -47,9 +47,10 @@ class CRePE(Encoding):
     content_channels: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.head_dim < 2 * COORDINATES:
             raise invalid("head_dim", f"at least {2 * COORDINATES}", self.head_dim, f"the nearest is {2 * COORDINATES}")
-        if not isinstance(self.knots, int) or self.knots < 2:
+        if self.knots < 2:
             raise invalid("knots", "an int ≥ 2", repr(self.knots), "2 is the endpoint form")
         for name in ("image_periods", "range_periods"):
             shortest, longest = getattr(self, name)

@@ -30,9 +30,7 @@ class DepthHead(nn.Module):
         return self.linear(hidden)
 
 
-def content_by_camera(
-    tokens: Tokens,
-) -> Tensor:  # [B or 1, V, P, c] float64
+def content_by_camera(tokens: Tokens) -> Tensor:  # [B or 1, V, P, c] float64
     """The content of the tokens that belong to cameras; that of extra tokens is not read."""
     if tokens.content is None:
         raise invalid("content", "given", None, "pass the output of the depth head")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from merope.attention.operators import Operator
 from merope.attention.plan import Block
-from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import axis_block, check_head_dim, check_positive, phase_block
 from merope.encodings.tokens import Tokens
@@ -37,13 +36,10 @@ class GTA(Encoding):
     image_plane: Literal["rope", "so2"] = "rope"
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        super().__post_init__()
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
         check_positive("rope_base", self.rope_base)
-        if self.image_plane not in ("rope", "so2"):
-            fix = '"so2" is the layout of the original code'
-            raise invalid("image_plane", '"rope" or "so2"', repr(self.image_plane), fix)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks; camera and SO(2) blocks with image_plane "so2"."""
@@ -52,10 +48,8 @@ class GTA(Encoding):
         if self.image_plane == "rope":
             return half_camera_blocks(self.head_dim, self.rope_base, query, query_matrices, key, key_matrices)
         half = self.head_dim // 2
-        return (
-            homogeneous_block(half, query, query_matrices, key, key_matrices),
-            so2_block(half, half, query, key),
-        )
+        camera = homogeneous_block(half, query, query_matrices, key, key_matrices)
+        return camera, so2_block(half, half, query, key)
 
 
 def check_translation_scale(scale: float) -> None:
@@ -65,10 +59,7 @@ def check_translation_scale(scale: float) -> None:
         raise invalid("translation_scale", "finite and at least 0", scale, fix)
 
 
-def scaled_poses(
-    tokens: Tokens,
-    translation_scale: float,
-) -> Tensor:  # [B, V, 4, 4]
+def scaled_poses(tokens: Tokens, translation_scale: float) -> Tensor:  # [B, V, 4, 4]
     """origin_from_camera with its translations multiplied by the scale."""
     poses = tokens.origin_from_camera
     return rigid(poses[..., :3, :3], translation_scale * poses[..., :3, 3])
@@ -108,12 +99,7 @@ def half_camera_blocks(
     )
 
 
-def so2_block(
-    start: int,
-    channels: int,
-    query: Tokens,
-    key: Tokens,
-) -> Block:
+def so2_block(start: int, channels: int, query: Tokens, key: Tokens) -> Block:
     """The image plane of the original GTA: Rot(2π f_m · (key − query)), f_m = 2^(m−n) for m = 1 … n = channels / 4.
 
     Coordinates are row / rows and column / columns, in [0, 1) on each side's own grid. Frequency-major, then row before

@@ -39,10 +39,7 @@ def paraxial(lens: Lens, device: torch.device) -> Pinhole:
     return Pinhole(fx, fy, cx, cy, width=lens.width, height=lens.height)
 
 
-def normalised_intrinsics(
-    tokens: Tokens,
-    lens: Pinhole,
-) -> tuple[Tensor, Tensor]:  # [B or 1, V or 1, 2] twice, x and y
+def normalised_intrinsics(tokens: Tokens, lens: Pinhole) -> tuple[Tensor, Tensor]:  # [B or 1, V or 1, 2] twice, x and y
     """(fx / W, fy / H) and (cx / W − ½, cy / H − ½): the principal point is counted from the image centre."""
     like = tokens.origin_from_camera.new_empty(lens.batch_shape)
     fx, fy, cx, cy = (

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 
 from merope.attention.operators import Operator, phasors
 from merope.attention.plan import Block
-from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.encodings.ray_frames import ray_rotation_block
 from merope.encodings.rotary import check_positive, native_block, rotary_frequencies
@@ -63,7 +62,7 @@ class MeRoPE(Encoding):
     direction_scale: float | None = None
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        super().__post_init__()
         _check(self)
 
     @property
@@ -221,7 +220,7 @@ def _check(encoding: MeRoPE) -> None:
         fix += "".join(f", such as {fitting}" for fitting in _fitting_partitions(encoding)[:1])
         raise invalid("head_dim", f"one of {sorted(PARTITIONS)} without a partition", encoding.head_dim, fix)
     channels = encoding.channels
-    if len(channels) != 4 or min(channels) < 0 or sum(channels) != encoding.head_dim:
+    if min(channels) < 0 or sum(channels) != encoding.head_dim:
         expected = f"four counts ≥ 0 that sum to head_dim {encoding.head_dim}"
         raise invalid("partition", expected, channels, "adjust the partition or head_dim")
     if not encoding.fractions or any(not 0 <= rho <= 1 for rho in encoding.fractions):
@@ -232,7 +231,7 @@ def _check(encoding: MeRoPE) -> None:
             fix = f"the nearest multiple is {round(count / unit) * unit}"
             raise invalid("partition", f"a multiple of {unit} for {name}", count, fix)
     split = encoding.native_channels
-    if len(split) != 3 or min(split) < 0 or any(n % 2 for n in split) or sum(split) != channels[3]:
+    if min(split) < 0 or any(n % 2 for n in split) or sum(split) != channels[3]:
         fix = "pass (time, column, row) channels"
         raise invalid("native_split", f"three even counts that sum to {channels[3]}", split, fix)
     shortest, longest = encoding.wavelengths_m
@@ -245,5 +244,3 @@ def _check(encoding: MeRoPE) -> None:
     check_positive("native_base", encoding.native_base)
     if encoding.direction_scale is not None and not 0 < encoding.direction_scale < math.inf:
         raise invalid("direction_scale", "None, or positive and finite", encoding.direction_scale, "RayNova has 50")
-    if encoding.anchor_frame not in ("minrot", "transport"):
-        raise invalid("anchor_frame", '"minrot" or "transport"', repr(encoding.anchor_frame), 'the paper uses "minrot"')

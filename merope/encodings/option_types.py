@@ -16,7 +16,7 @@ def check_types(kind: type, options: Mapping[str, object], where: str = "") -> N
             expected, got = type_name(hints[name]), repr(value)
             if not (isinstance(value, str) and get_origin(hints[name]) is Literal):
                 got += f" ({type(value).__name__})"
-            fix = "write true or false, without quotes" if expected == "bool" else f"{kind.__name__} takes that"
+            fix = "write true or false, without quotes" if expected == "bool" else f"see the fields of {kind.__name__}"
             raise invalid(f"{where}{name}", expected, got, fix)
 
 

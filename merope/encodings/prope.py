@@ -12,7 +12,6 @@ from merope.encodings.intrinsics import normalised_intrinsics, paraxial, pinhole
 from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import check_head_dim, check_positive
 from merope.encodings.tokens import Tokens
-from merope.errors import invalid
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
 
@@ -36,20 +35,20 @@ class PRoPE(Encoding):
     intrinsics: bool | Literal["paraxial"] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
         check_positive("rope_base", self.rope_base)
-        if self.intrinsics not in (True, False, "paraxial"):
-            fix = '"paraxial" takes any lens'
-            raise invalid("intrinsics", 'True, False or "paraxial"', repr(self.intrinsics), fix)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks: O = lift(K) T⁻¹, K-side = T lift(K⁻¹), both in closed form."""
         query_matrices = inverse(scaled_poses(query, self.translation_scale))
         key_matrices = scaled_poses(key, self.translation_scale)
         if self.intrinsics:
-            query_matrices = _image_from_camera(query, self._pinhole(query)) @ query_matrices
-            key_matrices = key_matrices @ _camera_from_image(key, self._pinhole(key))
+            focal, centre = normalised_intrinsics(query, self._pinhole(query))
+            query_matrices = _lifted(focal, centre) @ query_matrices
+            focal, centre = normalised_intrinsics(key, self._pinhole(key))
+            key_matrices = key_matrices @ _lifted(1 / focal, -centre / focal)  # lift(K⁻¹)
         return half_camera_blocks(
             self.head_dim, self.rope_base, query, query_matrices[:, :, None], key, key_matrices[:, :, None]
         )
@@ -58,18 +57,6 @@ class PRoPE(Encoding):
         if self.intrinsics == "paraxial":
             return paraxial(tokens.lens, tokens.origin_from_camera.device)
         return pinhole(tokens.lens, 'PRoPE without intrinsics="paraxial"')
-
-
-def _image_from_camera(tokens: Tokens, lens: Pinhole) -> Tensor:  # [B or 1, V or 1, 4, 4]
-    """lift(K)."""
-    focal, centre = normalised_intrinsics(tokens, lens)
-    return _lifted(focal, centre)
-
-
-def _camera_from_image(tokens: Tokens, lens: Pinhole) -> Tensor:  # [B or 1, V or 1, 4, 4]
-    """lift(K⁻¹)."""
-    focal, centre = normalised_intrinsics(tokens, lens)
-    return _lifted(1 / focal, -centre / focal)
 
 
 def _lifted(

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from merope.attention.plan import AttentionPlan, Block
+from merope.encodings.option_types import check_types, has_type
 from merope.encodings.tokens import Times, Tokens, query_and_key_tokens
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
@@ -28,6 +29,12 @@ class Encoding(ABC):
 
     in_world: ClassVar[bool] = False
     """Whether U depends on the world frame. Branches then take that of the clip's first camera."""
+
+    def __post_init__(self) -> None:
+        """Options have the types that their fields declare; encodings with further rules check these after it."""
+        if not has_type(self.head_dim, int):
+            raise invalid("head_dim", "an int", repr(self.head_dim), "divide the width by the heads with //")
+        check_types(type(self), vars(self))
 
     @abstractmethod
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:

@@ -10,7 +10,6 @@ from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
 from merope.encodings.rotary import check_head_dim, check_positive, phase_block, rotary_frequencies, rotary_phases
 from merope.encodings.tokens import Tokens
-from merope.errors import invalid
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,8 @@ class RayNova(Encoding):
     rope_base: float = 100.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_head_dim(self.head_dim, 16)
-        if self.position not in ("plucker", "centre"):
-            fix = '"centre" is the default of the released code'
-            raise invalid("position", '"plucker" or "centre"', repr(self.position), fix)
         fix = "divide the frames per latent frame by the frame rate"
         check_positive("seconds_per_frame", self.seconds_per_frame, fix)
         for name in ("time_scale", "direction_scale", "position_scale", "rope_base"):

@@ -16,6 +16,7 @@ from merope.attention.plan import Block
 from merope.encodings.expected_phasors import Ladder, expected_operators, kernels_run_on
 from merope.encodings.intrinsics import normalised_intrinsics, pinhole
 from merope.encodings.protocol import Encoding
+from merope.encodings.rotary import check_positive
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.rays import patch_rays
@@ -54,13 +55,10 @@ class RayRoPE(Encoding):
     content_channels: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.head_dim < 2 * COORDINATES:
             raise invalid("head_dim", f"at least {2 * COORDINATES}", self.head_dim, f"the nearest is {2 * COORDINATES}")
-        if self.depth_coding not in DEPTH_PERIODS:
-            fix = 'training uses "inv_d"'
-            raise invalid("depth_coding", f"one of {sorted(DEPTH_PERIODS)}", repr(self.depth_coding), fix)
-        if not 0 < self.scene_scale < math.inf:
-            raise invalid("scene_scale", "positive and finite", self.scene_scale, "1 keeps metres")
+        check_positive("scene_scale", self.scene_scale, "1 keeps metres")
         if not 0 <= self.collapse_tol < math.inf:
             raise invalid("collapse_tol", "a phase ≥ 0 in radians", self.collapse_tol, "0.01 is the public code's")
 

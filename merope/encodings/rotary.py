@@ -27,9 +27,7 @@ def check_positive(name: str, value: float, fix: str = "10000 is the base of mos
 
 
 def rotary_frequencies(
-    channels: int,
-    base: float,
-    device: torch.device | None = None,
+    channels: int, base: float, device: torch.device | None = None
 ) -> Tensor:  # [channels / 2] float64, radians per position
     """ω_m = base^(−2m / channels)."""
     exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=device) / max(channels, 1)
@@ -79,12 +77,7 @@ def native_block(
 
 
 def axis_block(
-    name: Literal["column", "row"],
-    start: int,
-    channels: int,
-    query: Tokens,
-    key: Tokens,
-    base: float,
+    name: Literal["column", "row"], start: int, channels: int, query: Tokens, key: Tokens, base: float
 ) -> Block:
     """Rotary phases of one image axis, laid out as in PRoPE: channel f with f + channels/2, Rot(ω·(query − key))."""
     frequencies = rotary_frequencies(channels, base, query.positions.device)

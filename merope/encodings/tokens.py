@@ -159,7 +159,10 @@ def _check_times(times: Times | None, cameras: Cameras, name: str) -> Tensor:  #
     count = cameras.count
     if times is None:
         return torch.arange(count, dtype=torch.float64, device=cameras.device)[None]
-    values = torch.as_tensor(times, dtype=torch.float64, device=cameras.device)
+    try:
+        values = torch.as_tensor(times, dtype=torch.float64, device=cameras.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise invalid(name, "a tensor or a list of numbers", repr(times)[:60], "pass latent-frame indices") from None
     batch = cameras.world_from_camera.shape[:-3]
     if values.shape not in ((count,), (*batch, count)) or not bool(torch.isfinite(values).all()):
         got = f"{list(values.shape)}, finite: {bool(torch.isfinite(values).all())}"

@@ -40,10 +40,11 @@ class UCPE(Encoding):
     ray_offset: tuple[float, float] = PATCH_CENTRE
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_head_dim(self.head_dim, 8)
         check_translation_scale(self.translation_scale)
         check_positive("rope_base", self.rope_base)
-        if len(self.ray_offset) != 2 or any(not 0 <= fraction <= 1 for fraction in self.ray_offset):
+        if any(not 0 <= fraction <= 1 for fraction in self.ray_offset):
             fix = "(0.5, 0.5) is the centre of the patch"
             raise invalid("ray_offset", "two fractions in [0, 1], x and y", self.ray_offset, fix)
 

@@ -42,17 +42,17 @@ class URoPE(Encoding):
     z_min_m: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.split is None:
             check_head_dim(self.head_dim, 16)
         channels = self.channels
-        if len(channels) != 3 or min(channels) < 0 or any(n % 2 for n in channels) or sum(channels) != self.head_dim:
+        if min(channels) < 0 or any(n % 2 for n in channels) or sum(channels) != self.head_dim:
             expected = f"three even counts that sum to head_dim {self.head_dim}"
             raise invalid("split", expected, channels, "pass (time, column, row) channels")
         if not self.anchors_m or not all(0 < depth_m < math.inf for depth_m in self.anchors_m):
             raise invalid("anchors_m", "positive depths in metres", self.anchors_m, "the method has (2, 8, 14, 20)")
         check_positive("rope_base", self.rope_base)
-        if not 0 < self.z_min_m < math.inf:
-            raise invalid("z_min_m", "a positive depth in metres", self.z_min_m, "0.05 is the default")
+        check_positive("z_min_m", self.z_min_m, "0.05 is the default")
 
     @property
     def channels(self) -> tuple[int, int, int]:

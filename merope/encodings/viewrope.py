@@ -31,6 +31,7 @@ class ViewRope(Encoding):
     rope_base: float = 10000.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.head_dim < 14 or self.head_dim % 2:
             fix = f"the nearest is {max(14, self.head_dim + self.head_dim % 2)}"
             raise invalid("head_dim", "even and at least 14", self.head_dim, fix)

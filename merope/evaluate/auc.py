@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.evaluate.metrics import (
-    NORM_FLOOR,
-    FlagArray,
-    PoseArray,
-    checked_paths,
-    relative_to_first,
-    rotation_angle,
-)
+from merope.evaluate.metrics import NORM_FLOOR, FlagArray, PoseArray, checked_paths, relative_to_first, rotation_angle
 from merope.geometry.poses import relative
 
 VANISHING = 1e-6
@@ -68,10 +61,7 @@ def pair_errors(
     direction = torch.rad2deg(_line_angle(here[:, :3, 3], there[:, :3, 3]))
     vanishes = _vanishes(here, commanded) | _vanishes(there, estimated[seen])
     failed = ~(seen[i] & seen[j])
-    return PairErrors(
-        rotation.masked_fill(failed, math.inf),
-        direction.masked_fill(failed | vanishes, math.inf),
-    )
+    return PairErrors(rotation.masked_fill(failed, math.inf), direction.masked_fill(failed | vanishes, math.inf))
 
 
 def _line_angle(a: Tensor, b: Tensor) -> Tensor:  # [P, 3] twice -> [P] rad, 0 to π/2
@@ -86,11 +76,7 @@ def _vanishes(motion: Tensor, path: Tensor) -> Tensor:  # [P, 4, 4], [n, 4, 4] -
     return motion[:, :3, 3].norm(dim=-1) <= max(VANISHING * extent, NORM_FLOOR)
 
 
-def pose_auc(
-    pairs: Sequence[PosePair | PairErrors],
-    tau: int = 10,
-    per_clip: bool = False,
-) -> float:  # percent
+def pose_auc(pairs: Sequence[PosePair | PairErrors], tau: int = 10, per_clip: bool = False) -> float:  # percent
     """AUC@τ over clips given as (commanded, estimated), (commanded, estimated, valid) or `pair_errors` of them.
 
     The pairs of all clips are pooled, as in the paper; `per_clip` gives every clip the same weight instead, as

@@ -188,10 +188,7 @@ def fvd(
 
 
 def _distance(
-    generated: Videos | FrechetStatistics,
-    reference: Videos | FrechetStatistics,
-    detector: Detector,
-    prefix_frames: int,
+    generated: Videos | FrechetStatistics, reference: Videos | FrechetStatistics, detector: Detector, prefix_frames: int
 ) -> FrechetResult:
     sets = [
         part if isinstance(part, FrechetStatistics) else feature_statistics(part, detector, prefix_frames)

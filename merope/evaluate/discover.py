@@ -22,7 +22,7 @@ from merope.errors import invalid
 from merope.formats import FORMATS, read
 from merope.formats.checks import require_increasing_times
 from merope.formats.colmap import is_model
-from merope.formats.files import Sample
+from merope.formats.files import Sample, json_lines
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked
 from merope.world.commanded import MANOEUVRES
@@ -65,6 +65,7 @@ class Commanded:
     stride: int = 1
     frames: int | None = None
     options: tuple[tuple[str, Any], ...] = ()  # of the file's format, as `formats.read` takes them
+    fov_deg: float | None = None  # horizontal, of the video, where the file has no lens
 
     def __post_init__(self) -> None:
         for name, least in (("start", 0), ("stride", 1), ("frames", 1)):
@@ -188,16 +189,13 @@ def read_commanded(source: Path, options: Mapping[str, object] | None = None) ->
 
 def _manifest(file: Path) -> list[Commanded]:
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                name = clip_name(row["id"])
-                manoeuvre = str(row.get("manoeuvre", name.manoeuvre))
-                chosen = {key: row[key] for key in ("start", "stride", "frames") if key in row}
-                rows.append(Commanded(ClipName(name.base, manoeuvre), file.parent / row["poses"], **chosen))
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise ValueError(f"{file}, line {number}: {error!r}; expected an object with id and poses") from None
+    for place, row in json_lines(file):
+        if "id" not in row or not isinstance(row.get("poses"), str):
+            raise invalid(place, "an object with id and poses", str(row)[:120], "repair the manifest")
+        name = clip_name(str(row["id"]))
+        manoeuvre = str(row.get("manoeuvre", name.manoeuvre))
+        chosen = {key: row[key] for key in ("start", "stride", "frames") if key in row}
+        rows.append(Commanded(ClipName(name.base, manoeuvre), file.parent / row["poses"], **chosen))
     return rows
 
 

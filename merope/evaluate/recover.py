@@ -1,5 +1,6 @@
 """One clip: decode its video, recover the cameras of its frames, note whatever is wrong with it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,14 +12,14 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.evaluate.discover import Job, Problem
 from merope.evaluate.estimators import estimator
-from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator, check_near
+from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.precomputed import PrecomputedEstimator
 from merope.evaluate.record import Record, failed_record, thumbnails
 from merope.evaluate.trust import SMALL_PX, UNCHECKED, checked, is_small
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_first_frames
 from merope.geometry.lens_batches import picked, resized
-from merope.geometry.lenses import Lens
+from merope.geometry.lenses import Lens, Pinhole
 
 CHECKED_BY = {"colmap": "opencv"}
 """Who checks an estimator where nothing else is said; the others are not checked."""
@@ -67,13 +68,14 @@ def recover(job: Job, choice: EstimatorChoice) -> Record:
     except Exception as error:  # one damaged file must not end a run of hundreds, however a reader fails on it
         return failed(job, "unreadable poses", _in_words(error))
     if job.refusal is not None or job.video is None:
-        return failed(job, *_refusal(job), command)
+        reason = ("no video", "none given") if job.refusal is None else (job.refusal.kind, job.refusal.reason)
+        return failed(job, *reason, command)
     try:
         frames, video_frames = read_first_frames(job.video, command.count)
     except (OSError, ValueError, MemoryError) as error:
         return failed(job, "unreadable video", _in_words(error), command)
     try:
-        estimate = _estimate(job, choice, frames, video_frames, _lens_of(command, frames))
+        estimate = _estimate(job, choice, frames, video_frames, _lens_of(command, frames, job.commanded.fov_deg))
     except ModuleNotFoundError:  # no fault of the clip: every one would fail, and a method would score 0 for it
         raise
     except Exception as error:  # of any library below
@@ -99,12 +101,7 @@ def _command(job: Job) -> Trajectory:
     command = job.commanded.trajectory()
     if command.count < 2:
         raise invalid(f"poses in {job.commanded.poses}", "at least two", command.count, "one pose is no motion")
-    check_near(command.world_from_camera, str(job.commanded.poses))
     return command
-
-
-def _refusal(job: Job) -> tuple[str, str]:
-    return ("no video", "none given") if job.refusal is None else (job.refusal.kind, job.refusal.reason)
 
 
 def failed(job: Job, kind: str, reason: str, command: Trajectory | None = None) -> Record:
@@ -114,12 +111,16 @@ def failed(job: Job, kind: str, reason: str, command: Trajectory | None = None) 
     return failed_record(job.method, job.clip, problem, command.world_from_camera, command.is_metric)
 
 
-def _lens_of(command: Trajectory, frames: Tensor) -> Lens | None:  # uint8 [T, H, W, 3]
-    """The commanded lens for the size of the video."""
-    if command.lens is None:
+def _lens_of(command: Trajectory, frames: Tensor, fov_deg: float | None) -> Lens | None:  # uint8 [T, H, W, 3]
+    """The commanded lens for the size of the video, or a centred pinhole of a field of view."""
+    height, width = frames.shape[1:3]
+    if command.lens is not None:
+        lens = picked(command.lens, torch.arange(len(frames))) if command.lens.batch_shape else command.lens
+        return resized(lens, width, height)
+    if fov_deg is None:
         return None
-    lens = picked(command.lens, torch.arange(len(frames))) if command.lens.batch_shape else command.lens
-    return resized(lens, frames.shape[2], frames.shape[1])
+    focal = 0.5 * width / math.tan(math.radians(fov_deg) / 2)
+    return Pinhole(focal, focal, width / 2, height / 2, width, height)
 
 
 def _estimate(job: Job, choice: EstimatorChoice, frames: Tensor, video_frames: int, lens: Lens | None) -> PoseEstimate:

@@ -51,6 +51,7 @@ def evaluate(
     seed: int = 0,
     fidelity: Path | None = None,  # fidelity.json of the same methods
     reader_options: Mapping[str, object] | None = None,  # of the commanded files' format, as `formats.read` takes them
+    fov_deg: float | None = None,  # horizontal, of videos whose commanded files have no lens
 ) -> Results:
     """Folders of videos against their commanded paths; writes results.json, clips.csv and report.html to `out`.
 
@@ -58,8 +59,10 @@ def evaluate(
         with a sub-folder for each. The call can be interrupted and repeated at any time.
     """
     _check_choice(choice, estimates)
+    if fov_deg is not None and not 0 < fov_deg < 180:
+        raise invalid("fov", "between 0 and 180 degrees", fov_deg, "pass the horizontal field of view of the videos")
     distances = None if fidelity is None else _fidelity_of(fidelity, methods)
-    found = read_commanded(commanded, reader_options)
+    found = [replace(one, fov_deg=fov_deg) for one in read_commanded(commanded, reader_options)]
     paths = [path for path in found if not _is_output(path.poses, out, methods)]
     if commanded.is_dir():
         paths = without_other_json(paths, methods)
@@ -71,6 +74,7 @@ def evaluate(
     settings = {
         "commanded": str(commanded),
         "trajectory_options": dict(reader_options or {}),
+        "fov_deg": fov_deg,
         "methods": {name: str(folder) for name, folder in methods.items()},
         "estimator": choice.name,
         "checked_by": None if choice.second is None else choice.second.name,
@@ -134,8 +138,9 @@ def recover_all(jobs: Sequence[Job], choice: EstimatorChoice, out: Path, workers
     before, failures = len(jobs) - len(tasks), 0
     _say_what_is_left(before, len(jobs), sum(task.file.exists() for task in tasks))
     progress = ProgressLine("recovering poses", len(jobs), before=before)
-    in_turn = _in_turn(tasks) if workers == 1 else _in_processes(tasks, min(workers, max(len(tasks), 1)))
-    for done, (index, record) in enumerate(in_turn, start=before + 1):
+    alone = ((task.index, _run(task)) for task in tasks)
+    finished = alone if workers == 1 else _in_processes(tasks, min(workers, max(len(tasks), 1)))
+    for done, (index, record) in enumerate(finished, start=before + 1):
         records[index] = record
         failures += not bool(record.valid.any())
         progress.show(done, f"{failures} failed")
@@ -200,7 +205,7 @@ def _fingerprints(jobs: Sequence[Job], choice: EstimatorChoice) -> list[str]:
     for job in jobs:
         path, files = job.commanded, (job.commanded.poses, job.video, job.estimate)
         parts = [shared, job.method, str(path.clip), path.start, path.stride, path.frames, str(job.refusal)]
-        parts.append(repr(path.options))
+        parts += [repr(path.options), *([] if path.fov_deg is None else [path.fov_deg])]
         contents = [None if source is None else digests[source] for source in files]
         prints.append(hashlib.sha256(json.dumps([*parts, *contents]).encode()).hexdigest())
     return prints
@@ -213,11 +218,6 @@ def _content_digest(source: Path) -> str:
             digest.update(os.fsencode(file.name))
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _in_turn(tasks: Sequence[Task]) -> Iterator[tuple[int, Record]]:
-    for task in tasks:
-        yield task.index, _run(task)
 
 
 def _in_processes(tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, Record]]:

@@ -57,8 +57,8 @@ def summarise(
         raise invalid("metrics", "at least one clip", "none", "pass the result of pose_metrics for every clip")
     if pairs and len(pairs) != len(metrics):
         raise invalid("pairs", f"{len(metrics)} clips like metrics", len(pairs), "pass pair_errors of every clip")
-    columns = {name: _measured(metrics, name) for name in METRICS}
-    values = {name: _mean_where_defined(column, seed) for name, column in columns.items() if column}
+    columns = {name: torch.tensor(_measured(metrics, name), dtype=torch.float64) for name in METRICS}
+    values = {name: _mean(column[~column.isnan()], seed) for name, column in columns.items() if len(column)}
     for tau in AUC_DEGREES if pairs else ():
         values |= _auc(pairs, tau, seed)
     return Summary(
@@ -78,11 +78,6 @@ def _measured(metrics: Sequence[PoseMetrics], name: str) -> list[float]:
     """One number per clip that has it. Errors in metres, and s* as a number to average, need a metric estimate."""
     needs_metres = name in ("scale", "ate_m", "metric_tr_percent")
     return [getattr(clip, name) for clip in metrics if clip.ate_m is not None or not needs_metres]
-
-
-def _mean_where_defined(values: list[float], seed: int) -> Interval:
-    column = torch.tensor(values, dtype=torch.float64)
-    return _mean(column[~column.isnan()], seed)
 
 
 def _auc(pairs: Sequence[PairErrors], tau: int, seed: int) -> dict[str, Interval]:

@@ -74,6 +74,8 @@ def read(
 
 def write(trajectory: Trajectory, path: Path | str, format: str = "merope", **options: object) -> None:
     """Write a path; what the format has no place for is lost, what it would misstate is refused."""
+    if not isinstance(trajectory, Trajectory):
+        raise invalid("trajectory", "a Trajectory", type(trajectory).__name__, "make one (docs/formats.md)")
     chosen = _known(format)
     _check_options(format, chosen.write, options)
     if chosen.only_metric and not trajectory.is_metric:
@@ -99,14 +101,10 @@ def detect(path: Path | str) -> str:
     if candidates:
         expected = f"of one format, but {' and '.join(candidates)} are possible"
         raise invalid(str(path), expected, _description(sample), f"pass format={candidates[0]!r} or another of them")
-    raise invalid(str(path), f"one of the formats {', '.join(FORMATS)}", _description(sample), _conversion(sample))
-
-
-def _conversion(sample: Sample) -> str:
-    """What to do with the common things that are no format."""
+    fix = "convert it to one of these"
     if sample.array_shape[1:] == (4, 4):
-        return "an array does not say what its matrices are; make a Trajectory of it (docs/formats.md)"
-    return "convert it to one of these"
+        fix = "an array does not say what its matrices are; make a Trajectory of it (docs/formats.md)"
+    raise invalid(str(path), f"one of the formats {', '.join(FORMATS)}", _description(sample), fix)
 
 
 def _description(sample: Sample) -> str:

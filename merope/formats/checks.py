@@ -213,22 +213,20 @@ def _backward_finding(given: Travel, may_be_inverted: bool, poses: Tensor) -> Fi
     return Finding("warning", message, hint + "; if the camera looks back or the vehicle reverses, all is well")
 
 
+def _steps_and_paces(poses: Tensor, times_s: Tensor | None) -> tuple[Tensor, Tensor]:  # [T, 4, 4] -> [T − 1] twice
+    """Metres of each step, and its pace in m/s, or per frame without times."""
+    steps = torch.linalg.vector_norm(poses[:, :3, 3].diff(dim=0), dim=-1)
+    return steps, steps if times_s is None else steps / times_s.diff()
+
+
 def _travelling_pace(poses: Tensor, times_s: Tensor | None) -> float:
     """The pace above which half of the way was covered; standing still does not count."""
-    if poses.shape[0] < 2:
+    steps, paces = _steps_and_paces(poses, times_s)
+    if not len(steps):
         return 0.0
-    steps = torch.linalg.vector_norm(poses[:, :3, 3].diff(dim=0), dim=-1)
-    paces, order = (steps if times_s is None else steps / times_s.diff()).sort()
+    paces, order = paces.sort()
     way = steps[order].cumsum(0)
     return float(paces[int((way < way[-1] / 2).sum())])
-
-
-def _median_pace(poses: Tensor, times_s: Tensor | None) -> float:
-    """Median speed in m/s, or metres per frame without times."""
-    if poses.shape[0] < 2:
-        return 0.0
-    steps = torch.linalg.vector_norm(poses[:, :3, 3].diff(dim=0), dim=-1)
-    return float((steps if times_s is None else steps / times_s.diff()).median())
 
 
 def _largest_pace(times_s: Tensor | None) -> float:
@@ -237,9 +235,10 @@ def _largest_pace(times_s: Tensor | None) -> float:
 
 def _unit_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:
     """Metric paths must move like something on a road."""
-    pace, largest = _median_pace(trajectory.world_from_camera, times_s), _largest_pace(times_s)
-    if not trajectory.is_metric:
+    if not trajectory.is_metric or trajectory.count < 2:
         return None
+    _, paces = _steps_and_paces(trajectory.world_from_camera, times_s)
+    pace, largest = float(paces.median()), _largest_pace(times_s)
     if pace <= largest:
         return _wide_steps_finding(trajectory.world_from_camera, pace) if times_s is None else None
     unit = "m per frame" if times_s is None else "m/s"

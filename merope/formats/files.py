@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +75,21 @@ def load_json(path: Path) -> object:
         raise invalid(f"{path}:{error.lineno}", "valid JSON", f"{error.msg} at column {error.colno}", CUT_OFF) from None
     except RecursionError:
         raise invalid(str(path), "JSON", "brackets nested too deeply", CUT_OFF) from None
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:  # place, object
+    """The objects of a JSON-lines file. Blank lines do not count."""
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                place = f"{path}, line {number}"
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise invalid(place, "a JSON object", f"{line[:60]!r} ({error})", CUT_OFF) from None
+                if not isinstance(row, dict):
+                    raise invalid(place, "a JSON object", line.strip()[:60], CUT_OFF)
+                yield place, row
 
 
 def _whole_or_float(digits: str) -> int | float:

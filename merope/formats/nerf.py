@@ -185,7 +185,8 @@ def _nerfstudio_model(lens: Lens | None) -> tuple[str, tuple[str, ...]]:
     if isinstance(lens, BrownConrady) and not any(bool(torch.as_tensor(k).any()) for k in (lens.k4, lens.k5, lens.k6)):
         return "OPENCV", focal_and_centre + DISTORTION
     expected = "a Pinhole, BrownConrady without k4 to k6, KannalaBrandt or Equirectangular for nerfstudio"
-    raise invalid("trajectory.lens", expected, repr(lens)[:60], "undistort the images first, or write merope JSON")
+    fix = "undistort the images first, or write merope JSON"
+    raise invalid("trajectory.lens", expected, f"another {type(lens).__name__}", fix)
 
 
 def write_blender(trajectory: Trajectory, path: Path) -> None:
@@ -193,8 +194,8 @@ def write_blender(trajectory: Trajectory, path: Path) -> None:
     lens = trajectory.lens
     fits = isinstance(lens, Pinhole) and lens.batch_shape == () and lens.fx == lens.fy
     if not isinstance(lens, Pinhole) or not fits or (lens.cx, lens.cy) != (lens.width / 2, lens.height / 2):
-        fix = "write nerfstudio instead, which keeps all intrinsics"
-        raise invalid("trajectory.lens", "one centred Pinhole with fx = fy for blender", repr(lens)[:80], fix)
+        expected, got = "one centred Pinhole with fx = fy for blender", f"another {type(lens).__name__}"
+        raise invalid("trajectory.lens", expected, got, "write nerfstudio instead, which keeps all intrinsics")
     angle_rad = 2.0 * math.atan(0.5 * lens.width / float(lens.fx))
     _write(trajectory, path, {"camera_angle_x": angle_rad}, [{} for _ in range(trajectory.count)])
 

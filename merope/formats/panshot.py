@@ -15,7 +15,7 @@ from merope.errors import invalid
 from merope.formats.files import CUT_OFF, Sample, entry, load_array, load_json, poses_from_rows
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text, replacing
-from merope.geometry.lenses import Lens, UnifiedCamera
+from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 
 
 def matches(sample: Sample) -> bool:
@@ -73,16 +73,17 @@ def write(trajectory: Trajectory, path: Path, sidecar: Path | str | None = None)
 
 
 def _x_fov_deg(lens: Lens) -> float:
-    """Horizontal field of view of a centred unified lens with square pixels."""
+    """Horizontal field of view of a centred unified lens with square pixels; a pinhole is one with xi = 0."""
     is_centred = (
-        isinstance(lens, UnifiedCamera)
+        isinstance(lens, (UnifiedCamera, Pinhole))
         and lens.batch_shape == ()
         and (lens.cx, lens.cy) == (lens.width / 2, lens.height / 2)
         and lens.fx == lens.fy
     )
     if not is_centred:
-        expected = "one centred UnifiedCamera with fx = fy for panshot"
-        raise invalid("trajectory.lens", expected, repr(lens)[:80], "write merope JSON, which keeps any lens")
+        expected = "one centred Pinhole or UnifiedCamera with fx = fy for panshot"
+        fix = "write merope JSON, which keeps any lens"
+        raise invalid("trajectory.lens", expected, f"another {type(lens).__name__}", fix)
     ray, seen = lens.unproject(torch.tensor([lens.width, lens.height / 2], dtype=torch.float64))
     if not bool(seen):
         expected = "a lens that sees the right edge of its image for panshot"

@@ -5,10 +5,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.geometry.lens_batches import require_lens
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid
 
-FARTHEST = 1e12  # beyond, float64 steps by 0.1 mm and more
+FARTHEST = 1e12  # beyond, float64 steps by 0.1 mm and more, and squared distances may overflow
+
+
+def check_near(world_from_camera: Tensor) -> None:  # [T, 4, 4]
+    """Refuse poses too far from the origin to be told apart."""
+    farthest = max(world_from_camera[:, :3, 3].abs().flatten().tolist(), default=0.0)
+    if farthest > FARTHEST:
+        fix = "check the unit and that the file is not damaged"
+        raise invalid("world_from_camera", f"within {FARTHEST:g} of the origin", f"{farthest:.3g}", fix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +45,14 @@ class Trajectory:
         if poses.ndim != 3 or poses.shape[0] == 0:
             raise invalid("world_from_camera", "[T, 4, 4] with T ≥ 1", list(poses.shape), "pass one path at a time")
         object.__setattr__(self, "world_from_camera", poses)
-        farthest = float(poses[:, :3, 3].abs().max())
-        if farthest > FARTHEST:
-            fix = "check the unit and that the file is not damaged"
-            raise invalid("world_from_camera", f"within {FARTHEST:g} of the origin", f"{farthest:.3g}", fix)
+        check_near(poses)
         count = poses.shape[0]
         if self.timestamps_s is not None and self.timestamps_s.shape != (count,):
             raise invalid("timestamps_s", f"[{count}]", list(self.timestamps_s.shape), "pass one time per pose")
         if self.frame_names is not None and len(self.frame_names) != count:
             raise invalid("frame_names", f"{count} names", len(self.frame_names), "pass one name per pose")
+        if self.lens is not None:
+            require_lens(self.lens)
         if self.lens is not None and tuple(self.lens.batch_shape) not in ((), (count,)):
             raise invalid("lens", f"one, or one per pose [{count}]", list(self.lens.batch_shape), "match the poses")
 

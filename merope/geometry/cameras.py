@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.lens_batches import joined, picked, repeated
+from merope.geometry.lens_batches import joined, picked, repeated, require_lens
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid, check_shape, relative
 from merope.geometry.rays import patch_rays
@@ -64,8 +64,7 @@ class Cameras:
         return torch.where(has_pose[..., None, None], poses, identity)
 
     def _check_lens(self) -> None:
-        if not (hasattr(self.lens, "unproject") and hasattr(self.lens, "batch_shape")):
-            raise invalid("lens", "a lens", repr(self.lens), "pass a merope.Pinhole or another lens of the library")
+        require_lens(self.lens)
         expected = self.world_from_camera.shape[:-2]
         lens_shape = self.lens.batch_shape
         try:

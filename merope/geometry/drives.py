@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.poses import relative
-from merope.geometry.quaternions import quaternion_from_matrix
-from merope.geometry.trajectories import MOST_FRAMES, lateral_shift, turn, unicycle_path
+from merope.geometry.trajectories import MOST_FRAMES, lateral_shift, step_sizes, turn, unicycle_path
 
 BRAKING_M_S2 = 2.0  # gentle, also for starting again
 
@@ -72,12 +70,9 @@ def motion(
     times_s: Tensor,  # [T] increasing
 ) -> Motion:
     """How far, how fast and how sharply a path goes."""
-    steps, intervals_s = relative(world_from_camera[:-1], world_from_camera[1:]), times_s.diff()
-    if not len(steps):
+    if len(world_from_camera) < 2:
         return Motion(0.0, 0.0, 0.0)
-    lengths_m = torch.linalg.vector_norm(steps[:, :3, 3], dim=-1)
-    quaternion = quaternion_from_matrix(steps[:, :3, :3])
-    turns_rad = 2.0 * torch.atan2(torch.linalg.vector_norm(quaternion[:, 1:], dim=-1), quaternion[:, 0].abs())
+    intervals_s, (lengths_m, turns_rad) = times_s.diff(), step_sizes(world_from_camera)
     rates = ((lengths_m / intervals_s).max(), (turns_rad / intervals_s).max())
     return Motion(float(lengths_m.sum()), float(rates[0]), float(rates[1]))
 

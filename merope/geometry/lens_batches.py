@@ -19,6 +19,12 @@ def parameters(lens: Lens) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
+def require_lens(lens: object) -> None:
+    """Refuse what is no lens."""
+    if not (hasattr(lens, "unproject") and hasattr(lens, "batch_shape")):
+        raise invalid("lens", "a lens", repr(lens), "pass a merope.Pinhole or another lens of the library")
+
+
 def kind(lens: Lens) -> str:
     """Class and image size in words; lenses of one kind differ in their parameters only."""
     return f"{type(lens).__name__} {lens.width}×{lens.height}"

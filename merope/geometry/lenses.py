@@ -71,6 +71,8 @@ def aligned(lens: Lens, like: Tensor, *names: str) -> tuple[Tensor, ...]:  # [*b
 
 def fitted(lens: Lens, name: str, coordinates: Tensor, size: int) -> Tensor:  # [*batch or 1, ...] -> [*batch, ...]
     """Check pixels or points [..., size] and expand their leading dimensions to the batch shape of the lens."""
+    if not isinstance(coordinates, Tensor):
+        raise invalid(name, f"a torch.Tensor [..., {size}]", type(coordinates).__name__, "use torch.as_tensor")
     if coordinates.dtype not in (torch.float32, torch.float64):
         fix = f"pass {name}.float(); half precision cannot tell neighbouring pixels apart"
         raise invalid(name, "floating point, float32 or float64", coordinates.dtype, fix)

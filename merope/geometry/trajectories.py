@@ -1,4 +1,4 @@
-"""Camera paths [T, 4, 4]: driving paths, the evaluation's variants of a path, resampling, smoothing, and checks.
+"""Camera paths [T, 4, 4]: driving paths, the evaluation's variants of a path, resampling, and checks.
 
 Yaw is positive to the right and lateral offsets are positive to the right, as the camera axes y (down) and x (right)
 say. Everything that acts on a given path moves with the world frame: vertical and forward come from the path itself.
@@ -262,28 +262,6 @@ def resample(
     return interpolate(path, times, new_times), new_times
 
 
-def smooth(
-    world_from_camera: Tensor,  # [T, 4, 4]
-    window: int,  # frames, odd
-) -> Tensor:  # [T, 4, 4] float64
-    """Moving average of centres, and of rotations in the chordal sense; the window shrinks towards both ends.
-
-    So the first and last pose and any uniform straight motion stay as they are.
-    """
-    path = check_rigid(world_from_camera)
-    if window < 1 or window % 2 == 0:
-        raise invalid("window", "an odd number of frames", window, "the average is centred on its frame")
-    index = torch.arange(path.shape[0], device=path.device)
-    reach = torch.minimum(index, index.flip(0)).clamp_max(window // 2)
-    values = torch.cat((path[:, :3, :3].flatten(1), path[:, :3, 3] - path[0, :3, 3]), dim=-1)
-    sums = pad(values.cumsum(0), (0, 0, 1, 0))
-    means = (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)[:, None]
-    left, _, right_t = torch.linalg.svd(means[:, :9].unflatten(-1, (3, 3)))
-    left = torch.cat((left[..., :2], left[..., 2:] * torch.linalg.det(left @ right_t)[:, None, None]), dim=-1)
-    smoothed = rigid(left @ right_t, path[0, :3, 3] + means[:, 9:])
-    return torch.where((reach == 0)[:, None, None], path, smoothed)
-
-
 def check_path(
     world_from_camera: Tensor,  # [T, 4, 4]
     times_s: Tensor,  # [T]
@@ -319,15 +297,20 @@ def jumps(
     """Steps that the motion around them does not explain: far faster than the steps around, or a sudden turn."""
     if world_from_camera.shape[0] < 2:
         return torch.zeros(0, dtype=torch.long, device=world_from_camera.device)
-    steps = relative(world_from_camera[:-1], world_from_camera[1:])
     interval_s = 1.0 if times_s is None else times_s.diff()
-    length = torch.linalg.vector_norm(steps[:, :3, 3], dim=-1)
-    quaternion = quaternion_from_matrix(steps[:, :3, :3])
-    turn_rad = 2.0 * torch.atan2(torch.linalg.vector_norm(quaternion[:, 1:], dim=-1), quaternion[:, 0].abs())
+    length, turn_rad = step_sizes(world_from_camera)
     centres = world_from_camera[:, :3, 3]
     extent = torch.linalg.vector_norm(centres - centres[0], dim=-1).max()
     leap = _stands_out(length / interval_s) & (length > JUMP_FLOOR * extent)
     return (leap | (_stands_out(turn_rad / interval_s) & (turn_rad > JUMP_TURN_RAD))).nonzero()[:, 0]
+
+
+def step_sizes(world_from_camera: Tensor) -> tuple[Tensor, Tensor]:  # [T, 4, 4] -> [T − 1], [T − 1] radians
+    """How far each step of a path goes, and how far it turns about any axis."""
+    steps = relative(world_from_camera[:-1], world_from_camera[1:])
+    quaternion = quaternion_from_matrix(steps[:, :3, :3])
+    turn_rad = 2.0 * torch.atan2(torch.linalg.vector_norm(quaternion[:, 1:], dim=-1), quaternion[:, 0].abs())
+    return torch.linalg.vector_norm(steps[:, :3, 3], dim=-1), turn_rad
 
 
 def _stands_out(rates: Tensor) -> Tensor:  # [N] -> bool [N]

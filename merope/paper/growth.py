@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.attention.plan import AttentionPlan
 from merope.encodings import encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
@@ -35,10 +34,7 @@ class Growth:
     value_norm: float  # root mean square of ‖U v‖ / ‖v‖
 
 
-def straight_path(
-    count: int,
-    length_m: float,
-) -> Cameras:
+def straight_path(count: int, length_m: float) -> Cameras:
     """Cameras driving straight ahead, evenly spaced over `length_m`."""
     poses = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
     poses[:, 2, 3] = torch.linspace(0, length_m, count, dtype=torch.float64)
@@ -77,12 +73,9 @@ def attention_mass(
     scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
     k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
     q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
-    return _weights(plan, token, q, k).unflatten(-1, (frames, patches)).sum(-1).mean(0)
-
-
-def _weights(plan: AttentionPlan, token: int, q: Tensor, k: Tensor) -> Tensor:  # [HEADS, key tokens]
     turned = torch.einsum("hi,bij->hbj", q, plan.operators(token))
-    return torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)
+    weights = torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)  # [HEADS, key tokens]
+    return weights.unflatten(-1, (frames, patches)).sum(-1).mean(0)
 
 
 def run(folder: Path) -> None:

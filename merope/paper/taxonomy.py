@@ -153,11 +153,6 @@ def _largest(change: Tensor) -> float:
     return float(change.abs().max())
 
 
-def _rotations(count: int, seed: int) -> Tensor:  # [count, 3, 3]
-    quaternions = torch.randn(count, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return matrix_from_quaternion(torch.nn.functional.normalize(quaternions, dim=-1))
-
-
 def _clip() -> Tensor:  # [3, 4, 4]
     """Three cameras a few metres apart that look roughly the same way."""
     axes = torch.nn.functional.normalize(torch.tensor([[1.0, 2, 0.5], [0.2, -1, 0.3], [-1, 0.4, 0.8]]).double(), dim=-1)
@@ -175,8 +170,9 @@ def _apart(baseline_m: float) -> Tensor:  # [2, 4, 4]
 
 
 def _worlds() -> Tensor:  # [4, 4, 4]
+    quaternions = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     centres = 20 * torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    return rigid(_rotations(4, seed=2), centres)
+    return rigid(matrix_from_quaternion(torch.nn.functional.normalize(quaternions, dim=-1)), centres)
 
 
 def _nudged(poses: Tensor) -> list[Tensor]:

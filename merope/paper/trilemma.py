@@ -42,11 +42,7 @@ class Row:
     blind: float  # U = I: what the theorem leaves
 
 
-def run(
-    dims: tuple[int, ...] = (12, 24, 48),
-    steps: int = 300,
-    seed: int = 0,
-) -> list[Row]:
+def run(dims: tuple[int, ...] = (12, 24, 48), steps: int = 300, seed: int = 0) -> list[Row]:
     """The experiment, for every head size without and with rotations. The caller's random state is left alone."""
     if not dims or any(dim <= 0 or dim % 12 for dim in dims):
         raise invalid(

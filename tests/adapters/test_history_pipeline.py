@@ -163,7 +163,7 @@ class TestRefusals:
             run_with(transformer, references(), ready)
 
     def test_configs(self) -> None:
-        with pytest.raises(ValueError, match=r'history.*"sa" or "ca"'):
+        with pytest.raises(ValueError, match=r"history must be 'sa' or 'ca' or none, got 'yes'"):
             CameraBranchConfig(history="yes")  # type: ignore[arg-type]
         for options in ({"encoding": "rayrope"}, {"integration": "rerope"}):
             with pytest.raises(ValueError, match=r'history "ca".*geometric'):

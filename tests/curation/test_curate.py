@@ -172,7 +172,7 @@ CHAIN = [ROW, {**ROW, "id": "b", "is_prototype": False}, {**ROW, "id": "c", "pro
         ("", "manifest.jsonl must be a manifest with at least one clip, got an empty file"),
         ("\n \n", "an empty file"),
         (json.dumps(ROW) + '\n{"id": "b", "clu', "manifest.jsonl, line 2 must be a JSON object"),
-        ("[1, 2]", "line 1 must be an object with id"),
+        ("[1, 2]", "line 1 must be a JSON object"),
         (json.dumps({**ROW, "cluster": "0"}), "line 1 must be an object with id"),
         (json.dumps({**ROW, "cluster": -1}), "line 1 must be a cluster from 0 on"),
         (json.dumps({**ROW, "is_prototype": 1}), "line 1 must be an object with id"),

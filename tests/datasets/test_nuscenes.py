@@ -67,7 +67,7 @@ def test_poses_are_the_composition_of_the_tables(root: Path) -> None:
 
 
 def test_poses_are_those_that_were_driven(root: Path) -> None:
-    clip = NuScenes(root, VERSION).clip(Window("scene-0000", 0, 30, 1), 90, 160, with_frames=False)
+    clip = NuScenes(root, VERSION).clip(Window("scene-0000", 0, 30, 1), 90, 160)
     assert (clip.world_from_camera - MAP_FROM_WORLD @ curved_drive(30)).abs().max() < 1e-12
 
 

@@ -256,7 +256,7 @@ def test_the_layer_keeps_half_precision_hidden_states() -> None:
 
 
 def test_bad_arguments_say_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r'kind must be "plucker" or "origin_direction", got .*;'):
+    with pytest.raises(ValueError, match=r"kind must be 'plucker' or 'origin_direction', got .*;"):
         RayFeatures("moment")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"samples must be an int ≥ 1, got 0;"):
         RayFeatures(samples=0)

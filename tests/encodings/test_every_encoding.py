@@ -311,6 +311,10 @@ def test_bases_and_scales_that_make_no_phases_are_refused(name: str, value: floa
 def test_options_of_another_type_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"transform_values must be bool, got 'False' \(str\); write true or false"):
         merope.encoding(name, transform_values="False")
+    with pytest.raises(ValueError, match=r"transform_values must be bool, got 'False' \(str\); write true or false"):
+        ENCODINGS[name](transform_values="False")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"head_dim must be an int, got '128'; divide"):
+        ENCODINGS[name](head_dim="128")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -324,9 +328,16 @@ def test_options_of_another_type_are_refused(name: str) -> None:
         (merope.MeRoPE, {"head_dim": []}),
         (merope.GTA, {"translation_scale": None}),
         (merope.GTA, {"transform_values": "no"}),
+        (ENCODINGS["prope"], {"rope_base": "100"}),
+        (ENCODINGS["ucpe"], {"ray_offset": 0.5}),
+        (ENCODINGS["raynova"], {"position": None}),
+        (ENCODINGS["rayrope"], {"point_depth": "no"}),
+        (ENCODINGS["crepe"], {"knots": 8.0}),
+        (ENCODINGS["urope"], {"anchors_m": 2.0}),
+        (merope.RayFeatures, {"samples": "8"}),
     ],
 )
-def test_public_classes_check_types_too(kind: type[Encoding], options: dict[str, object]) -> None:
+def test_classes_check_types_too(kind: type[Encoding] | type[merope.RayFeatures], options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
         kind(**options)
 
@@ -337,3 +348,10 @@ def test_options_that_a_method_does_not_have_are_refused(name: str) -> None:
         merope.encoding(name, head_dims=128)
     with pytest.raises(ValueError, match=r"head_dim must be an int, got 128\.0; divide"):
         merope.encoding(name, head_dim=768 / 6)
+
+
+@pytest.mark.parametrize("times", ["x", ["a", "b"], object()])
+def test_times_that_are_no_numbers_are_refused(times: object) -> None:
+    cameras = Cameras(random_poses(2), PINHOLE)
+    with pytest.raises(ValueError, match="times must be a tensor or a list of numbers, got"):
+        merope.encoding("none").plan(cameras, (1, 1), times=times)  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def test_paraxial_intrinsics_of_every_camera_are_its_own() -> None:
 
 
 def test_other_words_for_intrinsics_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"intrinsics must be True, False or .paraxial., got 'central'; "):
+    with pytest.raises(ValueError, match=r"intrinsics must be bool or .paraxial., got 'central' "):
         PRoPE(intrinsics="central")  # type: ignore[arg-type]
 
 

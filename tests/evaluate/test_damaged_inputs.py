@@ -231,7 +231,7 @@ def test_options_of_a_format_reach_its_reader(folder: Path, capsys: pytest.Captu
     (folder / "commanded/fine.json").unlink()
     arguments = [f"--commanded={folder / 'commanded'}", f"--videos={folder / 'videos'}", f"--out={folder / 'out'}"]
     given = ["evaluate", *arguments, "--estimator=precomputed", f"--estimates={folder / 'estimates'}", "--workers=1"]
-    assert main(given) == 0
+    assert main(given) == 2
     assert "bad: unreadable poses" in capsys.readouterr().out
     assert main([*given, "--trajectory-option", "camera=cam08"]) == 0
     assert "unreadable poses" not in capsys.readouterr().out

@@ -17,6 +17,7 @@ from PIL import Image
 from scenes import PINHOLE, curved_drive, straight_drive
 from torch import Tensor
 
+from merope import formats
 from merope.cli import EXTRAS, main
 from merope.evaluate import recover as recover_module
 from merope.evaluate.estimators import ESTIMATORS
@@ -25,8 +26,9 @@ from merope.evaluate.metrics import pose_metrics
 from merope.evaluate.recover import EstimatorChoice
 from merope.evaluate.results import EVERYTHING, Results, as_text
 from merope.evaluate.run import evaluate
+from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_first_frames
-from merope.geometry.lenses import Lens
+from merope.geometry.lenses import Lens, Pinhole
 from tests.evaluate.clip_files import BLACK, FRAMES, WHITE, kinds, outputs, write_clip, write_path
 
 
@@ -230,6 +232,39 @@ def test_the_estimator_gets_the_lens_for_the_size_of_the_video(folder: Path, sta
     assert estimator.seen_lens is not None
     assert (estimator.seen_lens.width, estimator.seen_lens.height) == (64, 36)
     assert float(estimator.seen_lens.fx) == pytest.approx(float(PINHOLE.fx) * 64 / PINHOLE.width)
+
+
+def test_a_field_of_view_stands_in_for_a_missing_lens(
+    tmp_path: Path, stand_in: Callable[..., StandIn], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Trajectory(curved_drive(FRAMES), True, "", torch.arange(FRAMES, dtype=torch.float64))
+    (tmp_path / "commanded").mkdir()
+    formats.write(path, tmp_path / "commanded/fine.txt", "tum")
+    write_clip(tmp_path / "videos/fine.mp4")
+    estimator = stand_in()
+    given = [f"--commanded={tmp_path / 'commanded'}", f"--videos={tmp_path / 'videos'}", f"--out={tmp_path / 'out'}"]
+    command = ["evaluate", *given, "--estimator=stand-in", "--workers=1"]
+    assert main(command) == 0
+    assert estimator.seen_lens is None
+    assert main([*command, "--fov=90"]) == 0
+    assert isinstance(estimator.seen_lens, Pinhole)
+    assert float(estimator.seen_lens.fx) == pytest.approx(estimator.seen_lens.width / 2)
+    assert main([*command, "--fov=180"]) == 2
+    assert "fov must be between 0 and 180 degrees" in capsys.readouterr().err
+
+
+def test_nothing_measured_is_an_error(
+    tmp_path: Path, stand_in: Callable[..., StandIn], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_path(tmp_path / "commanded/unseen.json", curved_drive(FRAMES))
+    write_clip(tmp_path / "videos/unseen.mp4", BLACK)
+    stand_in()
+    given = [f"--commanded={tmp_path / 'commanded'}", f"--videos={tmp_path / 'videos'}", f"--out={tmp_path / 'out'}"]
+    assert main(["evaluate", *given, "--estimator=stand-in", "--workers=1"]) == 2
+    shown = capsys.readouterr()
+    assert "measured, got none of 1; mend the problems above" in shown.err
+    assert "unseen: recovery failed" in shown.out
+    assert (tmp_path / "out/report.html").exists()
 
 
 def test_a_video_of_one_frame_has_failed_and_says_so(tmp_path: Path) -> None:

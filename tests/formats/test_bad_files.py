@@ -212,6 +212,28 @@ def test_a_missing_lens_is_asked_for_and_nothing_is_left_behind(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_no_trajectory_or_no_lens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="trajectory must be a Trajectory, got int;"):
+        formats.write(3, tmp_path / "path")  # type: ignore[arg-type]
+    formats.write(random_trajectory("merope"), tmp_path / "path.json")
+    with pytest.raises(ValueError, match="lens must be a lens, got 3;"):
+        formats.read(tmp_path / "path.json", lens=3)  # type: ignore[arg-type]
+
+
+def test_a_refused_lens_is_named_and_not_printed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"for panshot, got another Pinhole; write merope JSON"):
+        formats.write(replace(random_trajectory("panshot"), lens=LENSES["pinhole"]), tmp_path / "a", "panshot")
+
+
+def test_a_centred_pinhole_is_a_panshot_lens(tmp_path: Path) -> None:
+    lens = Pinhole(500.0, 500.0, 320.0, 240.0, 640, 480)
+    formats.write(replace(random_trajectory("panshot"), lens=lens), tmp_path / "a.npy", "panshot")
+    again = formats.read(tmp_path / "a.npy", image_size=(640, 480)).lens
+    assert again is not None
+    pixels = torch.tensor([[0.5, 0.5], [400.0, 300.0]], dtype=torch.float64)
+    torch.testing.assert_close(again.unproject(pixels)[0], lens.unproject(pixels)[0], rtol=0, atol=1e-9)
+
+
 def test_blender_refuses_a_centred_lens_without_square_pixels(tmp_path: Path) -> None:
     lens = Pinhole(500.0, 510.0, 320.0, 240.0, 640, 480)
     with pytest.raises(ValueError, match=r"trajectory.lens must be one centred Pinhole with fx = fy for blender"):

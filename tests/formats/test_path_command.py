@@ -45,6 +45,7 @@ def test_a_radius_is_a_yaw_rate(tmp_path: Path) -> None:
         (["shift", "--offset", "3"], "model", "colmap"),
         (["stop"], "path.json", "merope"),
         (["straight", "--fov", "140", "--xi", "1"], "path.npy", "panshot"),
+        (["stop"], "path.npy", "panshot"),
         (["straight", "--format", "kitti"], "path.poses", "kitti"),
         (["straight", "--format", "nerfstudio"], "path.json", "nerfstudio"),
     ],

@@ -312,3 +312,11 @@ def test_a_lens_that_all_cameras_or_clips_share_is_shared_by_those_picked_or_rep
     assert torch.as_tensor(picked(per_camera, torch.tensor([2, 0])).fx).tolist() == [[130.0, 90.0]]
     assert repeated(per_camera, 4) is per_camera
     assert torch.as_tensor(repeated(per_clip, 2).fx).tolist() == [[90.0], [90.0], [130.0], [130.0]]
+
+
+@pytest.mark.parametrize("name", LENSES)
+def test_what_is_no_tensor_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"points must be a torch.Tensor \[\.\.\., 3\], got int;"):
+        LENSES[name].project(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"pixels must be a torch.Tensor \[\.\.\., 2\], got list;"):
+        LENSES[name].unproject([1.0, 2.0])  # type: ignore[arg-type]

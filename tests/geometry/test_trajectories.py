@@ -202,7 +202,6 @@ def test_everything_moves_with_the_world(seed: int) -> None:
         lambda p: paths.turn_by(p, -0.6, 9),
         lambda p: paths.lateral_shift(p, -3.0, 9),
         lambda p: paths.resample(p, times, 7.0)[0],
-        lambda p: paths.smooth(p, 7),
     )
     for operation in operations:
         assert (operation(world @ path) - world @ operation(path)).abs().max() < 1e-8
@@ -255,35 +254,6 @@ def test_a_last_frame_missed_by_rounding_is_kept() -> None:
     resampled, new_times = paths.resample(straight_drive(2), times, RATE_HZ)
     assert new_times.tolist() == [0.0, 1 / RATE_HZ, float(times[1])]
     assert (resampled[-1] - straight_drive(2)[-1]).abs().max() < 1e-12
-
-
-def test_smoothing_averages_its_window() -> None:
-    path = random_poses(9)
-    smoothed = paths.smooth(path, 5)
-    assert (smoothed[4, :3, 3] - path[2:7, :3, 3].mean(0)).abs().max() < 1e-12
-    assert (smoothed[1, :3, 3] - path[:3, :3, 3].mean(0)).abs().max() < 1e-12
-    half_turns = torch.eye(4, dtype=torch.float64).repeat(3, 1, 1)
-    half_turns[1] = torch.diag(torch.tensor([-1.0, -1.0, 1.0, 1.0]))
-    half_turns[2] = torch.diag(torch.tensor([-1.0, 1.0, -1.0, 1.0]))
-    assert torch.linalg.det(paths.smooth(half_turns, 3)[1, :3, :3]) == pytest.approx(1.0)  # their mean has det < 0
-
-
-def test_smoothing_keeps_lines_and_ends_and_lowers_noise() -> None:
-    line = straight_drive(40)
-    assert (paths.smooth(line, 9) - line).abs().max() < 1e-12
-    noisy = line.clone()
-    noisy[:, :3, 3] += 0.1 * torch.randn(40, 3, dtype=torch.float64)
-    noisy[:, :3, :3] = noisy[:, :3, :3] @ circle(40, 1.0, 0.01)[torch.randperm(40), :3, :3]
-    smoothed = paths.smooth(noisy, 9)
-    assert torch.equal(smoothed[[0, -1]], check_rigid(noisy)[[0, -1]])
-    assert (check_rigid(smoothed) - smoothed).abs().max() < 1e-14
-    inner = slice(4, -4)
-    assert (smoothed - line)[inner, :3, 3].norm() < 0.5 * (noisy - line)[inner, :3, 3].norm()
-    assert yaw_of(smoothed)[inner].std() < 0.5 * yaw_of(noisy)[inner].std()
-    arc = circle(40, 20.0, 0.05)
-    assert (paths.smooth(arc, 5)[2:-2, :3, :3] - arc[2:-2, :3, :3]).abs().max() < 1e-12
-    with pytest.raises(ValueError, match="window must be an odd number of frames, got 4"):
-        paths.smooth(line, 4)
 
 
 def test_bad_times_are_named_with_their_index() -> None:

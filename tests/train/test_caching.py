@@ -298,7 +298,7 @@ def test_a_second_process_does_not_disturb_the_first(
 def test_a_list_of_cached_clips_that_is_damaged_is_named(cached: Path, tmp_path: Path) -> None:
     text = (cached / "train" / "clips.jsonl").read_text()
     (tmp_path / "clips.jsonl").write_text(text[: len(text) // 2])
-    with pytest.raises(ValueError, match=r"clips\.jsonl must be a JSON object a line"):
+    with pytest.raises(ValueError, match=r"clips\.jsonl, line \d+ must be a JSON object"):
         CachedSource.open(tmp_path)
 
 

@@ -12,7 +12,7 @@ from merope.evaluate.estimators.precomputed import PrecomputedEstimator
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
 
-__all__ = ["ESTIMATORS", "PER_CLIP", "PoseEstimate", "PoseEstimator", "estimator"]
+__all__ = ["ESTIMATORS", "PoseEstimate", "PoseEstimator", "estimator"]
 
 ESTIMATORS: dict[str, Callable[..., PoseEstimator]] = {
     "colmap": ColmapEstimator,
@@ -27,9 +27,6 @@ ESTIMATORS: dict[str, Callable[..., PoseEstimator]] = {
 
 PACKAGES = {"colmap": "pycolmap", "opencv": "cv2"}
 """What an estimator imports when it is first called; it is tried when the estimator is made."""
-
-PER_CLIP = frozenset({"precomputed", "render-anchored"})
-"""Estimators that are made anew for every clip: from its pose file, or from its world and commanded cameras."""
 
 
 def estimator(name: str, **options: object) -> PoseEstimator:

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.trajectory import check_near
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid
-
-FARTHEST_M = 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,8 @@ class PoseEstimate:
             got = f"{list(poses.shape)} and {valid.dtype} {list(valid.shape)}"
             raise invalid("world_from_camera and valid", "[T, 4, 4] and bool [T]", got, "give one flag per pose")
         poses = torch.where(valid[:, None, None], poses.to(torch.float64), torch.eye(4, dtype=torch.float64))
-        object.__setattr__(self, "world_from_camera", check_near(check_rigid(poses), "world_from_camera"))
+        object.__setattr__(self, "world_from_camera", check_rigid(poses))
+        check_near(self.world_from_camera)
 
 
 class PoseEstimator(Protocol):
@@ -49,18 +49,6 @@ class PoseEstimator(Protocol):
         lens: Lens | None,  # of the frames; None if it is not known
     ) -> PoseEstimate:
         """Poses of all frames. A clip that is too hard gives invalid frames and a note, not an exception."""
-
-
-def check_near(
-    world_from_camera: Tensor,  # [T, 4, 4]
-    name: str,
-) -> Tensor:  # [T, 4, 4]
-    """The same poses; refused where distances between them cannot be squared without overflow."""
-    farthest = float(world_from_camera[:, :3, 3].abs().max()) if len(world_from_camera) else 0.0
-    if farthest > FARTHEST_M:
-        fix = "check the unit and that the file is not damaged"
-        raise invalid(f"coordinates of {name}", f"at most {FARTHEST_M:g}", f"{farthest:.3g}", fix)
-    return world_from_camera
 
 
 def failed(count: int, name: str, note: str, is_metric: bool = False) -> PoseEstimate:
