@@ -1,8 +1,8 @@
 """Images of the procedural world through any lens, with exact depth and point correspondences.
 
 Geometry (poses, lens rays, differences of centres) is float64; rays are cast and shaded in float32, relative to the
-camera. The same code runs on CPU and CUDA: there is one way to cast rays (`merope.world.raycast`), in blocks whose size
-depends on the device.
+camera, in blocks whose size depends on the device. The plain code here runs everywhere and is the definition. On NVIDIA
+GPUs Triton kernels draw the same images (`merope.world.fast_draw`).
 """
 
 from collections.abc import Callable, Iterator
