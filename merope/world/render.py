@@ -1,10 +1,11 @@
 """Images of the procedural world through any lens, with exact depth and point correspondences.
 
 Geometry (poses, lens rays, differences of centres) is float64; rays are cast and shaded in float32, relative to the
-camera. The same code runs on CPU and CUDA: there is one way to cast rays (`merope.world.raycast`), in blocks whose size
-depends on the device.
+camera, in blocks whose size depends on the device. The plain code here runs everywhere and is the definition. On NVIDIA
+GPUs Triton kernels draw the same images (`merope.world.fast_draw`).
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -68,7 +69,7 @@ def render(
     lens, which = lens_grid(cameras, (height, width), samples), _world_of_camera(world, len(poses))
     image = torch.empty(len(poses), height, width, 3, device=poses.device)
     depth = torch.empty(len(poses), height, width, device=poses.device)
-    draw = _by_kernels() if by_kernels or (by_kernels is None and _has_kernels(poses.device)) else _drawn
+    draw = _by_kernels(poses.device) if by_kernels or (by_kernels is None and _has_kernels(poses.device)) else _drawn
 
     @torch.no_grad()
     def draw_block(block: slice, rows: range) -> None:
@@ -107,7 +108,9 @@ def _has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and find_spec("triton") is not None
 
 
-def _by_kernels() -> Draw:
+def _by_kernels(device: torch.device) -> Draw:
+    if not _has_kernels(device) and os.environ.get("TRITON_INTERPRET") != "1":
+        raise invalid("by_kernels", "None or False without GPU and Triton", f"True on {device}", "leave it out")
     from merope.world.fast_draw import drawn_by_kernels  # needs Triton
 
     return drawn_by_kernels

@@ -324,3 +324,8 @@ def test_bad_arguments_are_refused() -> None:
         world.moved(DRIVE)
     with pytest.raises(ValueError, match="pair the cameras"):
         correspondences(render(world, cameras, 4, 4), cameras, Cameras(DRIVE[:2], PINHOLE))
+
+
+def test_kernels_need_a_gpu() -> None:
+    with pytest.raises(ValueError, match=r"by_kernels.*True on cpu"):
+        render(World(3), Cameras(DRIVE, PINHOLE), 4, 6, by_kernels=True)
