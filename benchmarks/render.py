@@ -8,7 +8,7 @@ Pixels that hold an edge take 9 rays (samples = 3, the default), or one like all
 world and its clip are rendered at a time, on CUDA a batch of worlds at once.
 
 Then the whole way to the training clips of a miniature, 49 frames of 144×256: drives, worlds, rendering, bytes. On CUDA
-the plain code that defines the images and the kernels that draw them take turns, and their images are compared.
+the kernels and the plain code that defines the images are timed one after the other, and their images are compared.
 
 With --errors, instead, how far images are from 8 × 8 rays in every pixel, and how far the change from one frame to the
 next is (flicker), for the default, for one ray per pixel, and for 2 × 2 rays in every pixel.
