@@ -31,8 +31,9 @@ from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.trajectories import driving_path
 from merope.train.config import ModelSection, RunSection, TrainConfig
-from merope.train.loop import build_optimiser, train_step
+from merope.train.loop import train_step
 from merope.train.model import Model
+from merope.train.optimisers import build_optimisers
 from merope.train.parallel import Ranks
 from merope.train.provenance import commit
 from merope.train.streams import Examples
@@ -152,23 +153,23 @@ def timed_steps(
     config: TrainConfig, model: Model, examples: Examples, warm_up: int, steps: int
 ) -> tuple[list[float], list[float]]:  # seconds of the steps after warm-up, losses of all
     """Whole training steps with a fresh optimiser."""
-    optimiser = build_optimiser(config, model.transformer)
+    optimisers = build_optimisers(config, model.transformer)
     stream, ranks = RandomStream(examples), Ranks(0, 1, model.device)
     times, losses = [], []
     for step in range(warm_up + steps):
         started_s = now_s(model.device)
-        losses.append(train_step(config, model, stream, optimiser, ranks, step)[0])  # type: ignore[arg-type]
+        losses.append(train_step(config, model, stream, optimisers, ranks, step)[0])  # type: ignore[arg-type]
         times.append(now_s(model.device) - started_s)
     return times[warm_up:], losses
 
 
 def kernels_of_step(config: TrainConfig, model: Model, examples: Examples) -> tuple[float, int]:
     """Seconds that the GPU computes in a training step, and how many kernels that takes: what launching cannot blur."""
-    optimiser = build_optimiser(config, model.transformer)
+    optimisers = build_optimisers(config, model.transformer)
     stream, ranks = RandomStream(examples), Ranks(0, 1, model.device)
-    train_step(config, model, stream, optimiser, ranks, 0)  # type: ignore[arg-type]  # makes the optimiser's state
+    train_step(config, model, stream, optimisers, ranks, 0)  # type: ignore[arg-type]  # makes the optimiser's state
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        train_step(config, model, stream, optimiser, ranks, 1)  # type: ignore[arg-type]
+        train_step(config, model, stream, optimisers, ranks, 1)  # type: ignore[arg-type]
         now_s(model.device)
     on_gpu = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
     kernels = [event for event in on_gpu if not NO_KERNEL.search(event.name)]

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ def save(
     folder: Path,
     progress: Progress,
     model: nn.Module,
-    optimiser: Optimizer,
+    optimisers: Sequence[Optimizer],
     average: dict[str, Tensor],
     keep: int,
 ) -> Path:
@@ -74,7 +74,7 @@ def save(
     _wait()
     try:
         with _one_process_is_meant():
-            tensors = _tensors(model, optimiser, average)
+            tensors = _tensors(model, optimisers, average)
             state_dict_saver.save(tensors, checkpoint_id=part, no_dist=not dist.is_initialized())
         if _is_first():
             (part / "progress.json").write_text(json.dumps(vars(progress), default=str, indent=1))
@@ -97,7 +97,7 @@ def resume(
     folder: Path,
     check: Callable[[Progress], None],  # raises if the run must not go on
     model: nn.Module,
-    optimiser: Optimizer,
+    optimisers: Sequence[Optimizer],
     average: dict[str, Tensor],
 ) -> Progress | None:
     """Load the newest checkpoint that can be read; None if there are none. Damaged ones make way for new ones."""
@@ -106,7 +106,7 @@ def resume(
         try:
             progress = read_progress(place)
             check(progress)
-            load(place, model, optimiser, average)
+            load(place, model, optimisers, average)
         except Damaged as error:
             damaged.append(error)
             continue
@@ -121,12 +121,12 @@ def resume(
     return None
 
 
-def load(place: Path, model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> None:
-    """Fill model, optimiser and average in place, whatever ranks wrote them."""
-    tensors = _tensors(model, optimiser, average)
+def load(place: Path, model: nn.Module, optimisers: Sequence[Optimizer], average: dict[str, Tensor]) -> None:
+    """Fill model, optimisers and average in place, whatever ranks wrote them."""
+    tensors = _tensors(model, optimisers, average)
     _fill(tensors, place)
     set_model_state_dict(model, tensors["model"], options=TRAINED_ONLY)
-    set_optimizer_state_dict(model, optimiser, tensors["optimiser"])
+    set_optimizer_state_dict(model, optimisers, tensors["optimiser"])
 
 
 def load_weights(place: Path, model: nn.Module, averaged: bool) -> None:
@@ -167,10 +167,10 @@ def _set_aside(damaged: list[Damaged], instead: Path) -> None:
         show_line(f"{error.place.name} is damaged ({error.reason}); {kept}", keep=True)
 
 
-def _tensors(model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> dict[str, Any]:
+def _tensors(model: nn.Module, optimisers: Sequence[Optimizer], average: dict[str, Tensor]) -> dict[str, Any]:
     return {
         "model": get_model_state_dict(model, options=TRAINED_ONLY),
-        "optimiser": get_optimizer_state_dict(model, optimiser),
+        "optimiser": get_optimizer_state_dict(model, optimisers),
         "average": average,
     }
 

@@ -102,9 +102,10 @@ class HistorySection:
 
 @dataclass(frozen=True)
 class OptimiserSection:
-    """AdamW, by default with a constant learning rate (paper, Appendix on optimisation)."""
+    """AdamW with a constant learning rate (paper, Appendix on optimisation), or what is asked for."""
 
     learning_rate: float = 1e-5
+    matrices: Literal["adamw", "muon"] = "adamw"  # what updates the matrices of the blocks
     warmup_steps: int = 0  # the rate rises to its value over the first steps
     decay_steps: int = 0  # and falls towards zero over the last of run.steps, which then may not change any more
     betas: tuple[float, float] = (0.9, 0.999)
@@ -183,9 +184,6 @@ class TrainConfig:
         table = {name: value for name, value in asdict(self).items() if name not in RESUMABLE}
         for section, name in (("data", "workers"), ("data", "keep_renders"), ("model", "gradient_checkpointing")):
             table[section].pop(name, None)
-        if getattr(self.data, "worlds", None) is None:  # as runs were before there were pools
-            for name in ("worlds", "first_worlds", "worlds_per_step"):
-                table["data"].pop(name, None)
         if self.optimiser.decay_steps:
             table["steps"] = self.run.steps  # where the rate falls
         return table | {"seed": self.run.seed, "batch_size": self.run.batch_size}

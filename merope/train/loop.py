@@ -2,9 +2,9 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from merope.errors import invalid
 from merope.formats.writing import replace_text
@@ -23,6 +23,14 @@ from merope.train.context import ContextParallel
 from merope.train.log import TrainingLog, stall_notice
 from merope.train.model import Model, build_model, export
 from merope.train.objective import VALIDATION, add_noise, clip_generator, loss_per_clip
+from merope.train.optimisers import (
+    begin_step,
+    build_optimisers,
+    learning_rate,
+    moving_average,
+    trained_weights,
+    update_average,
+)
 from merope.train.parallel import Ranks
 from merope.train.samples import check_packages, write_sample
 from merope.train.streams import Examples, Stream
@@ -58,11 +66,11 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     if config.parallel.context > 1:
         model = replace(model, context=ContextParallel(model.transformer, ranks.context_group()))
     parallel.shard_model(model.transformer, ranks, config.model.precision)
-    optimiser = build_optimiser(config, model.transformer)
+    optimisers = build_optimisers(config, model.transformer)
     average = moving_average(config, model.transformer)
     if ranks.is_first:
         hold(out, held)
-    done = resume(config, model, optimiser, average, stream)
+    done = resume(config, model, optimisers, average, stream)
     if ranks.is_first:
         replace_text(out / "config.json", json.dumps(asdict(config), default=str, indent=1))
     log = TrainingLog(out, config.run.steps, done, config.run.batch_size, ranks.is_first)
@@ -71,7 +79,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     with stop_requests() as stop_wanted, stall_notice(ranks.rank) as begin:
         for step in range(done, config.run.steps):
             begin(f"step {step + 1}")
-            loss, norm = train_step(config, model, stream, optimiser, ranks, step)
+            loss, norm = train_step(config, model, stream, optimisers, ranks, step)
             update_average(average, model.transformer, config.optimiser.ema_decay)
             numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step)}
             done = step + 1
@@ -85,7 +93,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
             if due(done, config.run.checkpoint_every) or stopping or done == config.run.steps:
                 progress = checkpoint.Progress(done, stream.state_dict(), _plain(config.learnt()))
                 keep = config.run.keep_checkpoints
-                checkpoint.save(out / "checkpoints", progress, model.transformer, optimiser, average, keep)
+                checkpoint.save(out / "checkpoints", progress, model.transformer, optimisers, average, keep)
             if stopping:
                 log.say(f"stopped after step {done}; the same command goes on from there")
                 break
@@ -122,12 +130,10 @@ def export_checkpoint(config: TrainConfig, place: Path) -> Path:
 
 
 def train_step(
-    config: TrainConfig, model: Model, stream: Stream, optimiser: Optimizer, ranks: Ranks, step: int
+    config: TrainConfig, model: Model, stream: Stream, optimisers: Sequence[Optimizer], ranks: Ranks, step: int
 ) -> tuple[float, float]:
     """One step of the optimiser: mean loss of the global batch, and the gradient's norm before clipping."""
-    optimiser.zero_grad(set_to_none=True)
-    for group in optimiser.param_groups:
-        group["lr"] = learning_rate(config, step)
+    begin_step(optimisers, learning_rate(config, step))
     names: list[str] = []
     losses: list[Tensor] = []
     for examples in stream.step(step):
@@ -136,8 +142,8 @@ def train_step(
         (clip_loss.sum() * (ranks.world_size / config.run.batch_size)).backward()
         names += examples.names
         losses.append(clip_loss.detach())
-    trained = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    norm_here = nn.utils.clip_grad_norm_(trained, config.optimiser.clip_norm)  # read after the losses: one wait for all
+    # Read after the losses: one wait for all.
+    norm_here = nn.utils.clip_grad_norm_(trained_weights(optimisers), config.optimiser.clip_norm)
     per_clip = torch.cat(losses).tolist()
     bad = [name for name, loss in zip(names, per_clip, strict=True) if not loss < float("inf")]
     loss, failures = ranks.sum([sum(per_clip), len(bad)])
@@ -146,7 +152,8 @@ def train_step(
     norm = parallel.as_number(norm_here)
     if not norm < float("inf"):
         raise non_finite(config, step, "the gradient")
-    optimiser.step()
+    for optimiser in optimisers:
+        optimiser.step()
     return loss / config.run.batch_size, norm
 
 
@@ -180,44 +187,8 @@ def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) ->
     return total / (count / config.parallel.context)  # ranks that share a clip have counted it each
 
 
-def build_optimiser(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> Optimizer:
-    """AdamW over what is trained."""
-    settings = config.optimiser
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return AdamW(
-        trained,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        fused=all(parameter.is_cuda for parameter in trained),
-    )
-
-
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Of a step: constant, with a straight rise at the start and a straight fall to the end where they are wanted."""
-    settings, left = config.optimiser, config.run.steps - step
-    rise = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-    fall = min(1.0, left / settings.decay_steps) if settings.decay_steps else 1.0
-    return settings.learning_rate * rise * fall
-
-
-def moving_average(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the trained weights by name, none when no average is wanted."""
-    if config.optimiser.ema_decay is None:
-        return {}
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-
-@torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float | None) -> None:
-    if decay is not None:
-        trained = [parameter.detach() for name, parameter in model.named_parameters() if name in average]
-        torch._foreach_lerp_(list(average.values()), trained, 1.0 - decay)  # in the order of named_parameters
-
-
 def resume(
-    config: TrainConfig, model: Model, optimiser: Optimizer, average: dict[str, Tensor], stream: Stream
+    config: TrainConfig, model: Model, optimisers: Sequence[Optimizer], average: dict[str, Tensor], stream: Stream
 ) -> int:  # steps that are done
     """Go on from the newest checkpoint that can be read. A run that learnt something else is refused."""
 
@@ -227,7 +198,7 @@ def resume(
             fix = "ask for more steps, or use another run.out"
             raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
 
-    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.transformer, optimiser, average)
+    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.transformer, optimisers, average)
     if progress is None:
         return 0
     stream.load_state_dict(progress.data)
@@ -264,12 +235,25 @@ def due(step: int, every: int) -> bool:
 
 
 def check_same_run(before: dict[str, Any], config: TrainConfig | VaeTrainConfig) -> None:
-    before, now = _flat(before), _flat(_plain(config.learnt()))
+    now = _flat(_plain(config.learnt()))
+    before = {key: value for key, value in _plain(_defaults(config)).items() if key in now} | _flat(before)
     keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if keys:
         got = "; ".join(f"{key}: {before.get(key)} before, {now.get(key)} now" for key in keys)
         fix = "use another run.out, or the old config"
         raise invalid(str(config.run.out), "a run with the same settings", got, fix)
+
+
+def _defaults(config: TrainConfig | VaeTrainConfig) -> dict[str, Any]:
+    """Of the keys of all sections: what a run did before there was such a key."""
+    sections = {part.name: getattr(config, part.name) for part in fields(config)}
+    return {
+        f"{name}.{key.name}": key.default
+        for name, section in sections.items()
+        if is_dataclass(section)
+        for key in fields(section)
+        if key.default is not MISSING
+    }
 
 
 def non_finite(config: TrainConfig | VaeTrainConfig, step: int, what: str) -> NonFiniteLoss:

@@ -110,6 +110,9 @@ class VaeTrainConfig:
     optimiser: OptimiserSection = field(default_factory=OptimiserSection)
 
     def __post_init__(self) -> None:
+        if self.optimiser.matrices != "adamw":
+            fix = "leave it out; a VAE consists of convolutions"
+            raise invalid("optimiser.matrices", '"adamw" for a VAE', repr(self.optimiser.matrices), fix)
         if self.optimiser.decay_steps:
             fix = "leave it out; the rate of a VAE falls from the first step to the last"
             raise invalid("optimiser.decay_steps", "0 for a VAE", self.optimiser.decay_steps, fix)
@@ -118,8 +121,6 @@ class VaeTrainConfig:
         """What decides the result of a run, besides its length, for comparing it with that of a checkpoint."""
         table = {name: value for name, value in asdict(self).items() if name != "run"}
         table["vae"].pop("compile")
-        if self.vae.trainable == "all":  # as all runs were before there was a choice
-            table["vae"].pop("trainable")
         return table | {"seed": self.run.seed, "batch_size": self.run.batch_size}
 
     def share_done(self, step: int, elapsed_s: float) -> float:

@@ -19,16 +19,8 @@ from merope.errors import invalid
 from merope.train import checkpoint
 from merope.train.clip_pool import ClipPool
 from merope.train.log import TrainingLog
-from merope.train.loop import (
-    build_optimiser,
-    check_same_run,
-    due,
-    hold,
-    moving_average,
-    non_finite,
-    stop_requests,
-    update_average,
-)
+from merope.train.loop import check_same_run, due, hold, non_finite, stop_requests
+from merope.train.optimisers import begin_step, build_optimisers, moving_average, update_average
 from merope.train.vae_config import VaeTrainConfig
 from merope.train.vae_model import AT_ONCE, build_vae, export_vae, loss_terms, psnr_db
 from merope.world.clips import HELD_OUT_SEEDS
@@ -43,7 +35,7 @@ class VaeRun:
     config: VaeTrainConfig
     device: torch.device
     vae: Any  # AutoencoderKLWan
-    optimiser: Optimizer
+    optimisers: list[Optimizer]
     average: dict[str, Tensor]
     pool: ClipPool  # trained on
     unseen: ClipPool
@@ -54,12 +46,12 @@ class VaeRun:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.backends.cudnn.benchmark = True  # sizes never change
         vae = build_vae(config, device)
-        optimiser, average = build_optimiser(config, vae), moving_average(config, vae)
+        optimisers, average = build_optimisers(config, vae), moving_average(config, vae)
         clips, data = config.data.world_clips(), config.data
         pool = ClipPool(clips, data.clips, HELD_OUT_SEEDS + config.run.seed * data.clips, device)
         unseen = ClipPool(clips, data.held_out_worlds, 0, device)
         terms: LossTerms = torch.compile(loss_terms, fullgraph=True) if config.vae.compile else loss_terms
-        return cls(config, device, vae, optimiser, average, pool, unseen, terms)
+        return cls(config, device, vae, optimisers, average, pool, unseen, terms)
 
     def averaged_vae(self) -> Any:
         """A copy with the averaged weights."""
@@ -124,7 +116,7 @@ def _train(config: VaeTrainConfig) -> bool:
             if saving:
                 progress = checkpoint.Progress(done, {"elapsed_s": elapsed_s()}, config.learnt())
                 keep = config.run.keep_checkpoints
-                checkpoint.save(out / "checkpoints", progress, run.vae, run.optimiser, run.average, keep)
+                checkpoint.save(out / "checkpoints", progress, run.vae, run.optimisers, run.average, keep)
     log.close()
     if share < 1.0:
         log.say(f"stopped after step {done}; the same command goes on from there")
@@ -142,15 +134,14 @@ def train_step(run: VaeRun, step: int, rate: float) -> tuple[dict[str, Tensor], 
     video = run.pool.crops(clips, size, data.crop_frames, torch.Generator().manual_seed(seed))
     dice = torch.Generator(run.device).manual_seed(seed)
     noise = torch.randn(run.latent_shape(size), device=run.device, generator=dice)
-    for group in run.optimiser.param_groups:
-        group["lr"] = rate
-    run.optimiser.zero_grad(set_to_none=True)
+    begin_step(run.optimisers, rate)
     with run.autocast():
         terms = run.terms(run.vae, video, noise)
     loss = torch.stack([weight * terms[name] for name, weight in vars(config.objective).items()]).sum()
     loss.backward()
     norm = nn.utils.clip_grad_norm_(run.vae.parameters(), config.optimiser.clip_norm)
-    run.optimiser.step()
+    for optimiser in run.optimisers:
+        optimiser.step()
     decay = config.optimiser.ema_decay
     if decay is not None:  # young averages forget faster: they begin with random weights
         update_average(run.average, run.vae, min(decay, (1 + step) / (10 + step)))
@@ -172,7 +163,7 @@ def resume(run: VaeRun) -> tuple[int, float]:  # steps that are done, seconds th
         check_same_run(before.learnt, run.config)
 
     folder = run.config.run.out / "checkpoints"
-    progress = checkpoint.resume(folder, check, run.vae, run.optimiser, run.average)
+    progress = checkpoint.resume(folder, check, run.vae, run.optimisers, run.average)
     return (0, 0.0) if progress is None else (progress.step, float(progress.data["elapsed_s"]))
 
 
@@ -181,7 +172,7 @@ def export_vae_checkpoint(config: VaeTrainConfig, place: Path) -> Path:
     progress = checkpoint.read_progress(place)
     check_same_run(progress.learnt, config)
     run = VaeRun.of(config)
-    checkpoint.load(place, run.vae, run.optimiser, run.average)
+    checkpoint.load(place, run.vae, run.optimisers, run.average)
     run.unseen.fill(config.data.held_out_worlds)
     folder = config.run.out / f"trained-{progress.step:08d}"
     print(_exported(run, progress.step, float(progress.data["elapsed_s"]), folder))

@@ -21,9 +21,10 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
 from merope.train.build import build_stream, check_shares
 from merope.train.config import TrainConfig
-from merope.train.loop import NonFiniteLoss, build_optimiser, learning_rate, train
+from merope.train.loop import NonFiniteLoss, train
 from merope.train.model import Model, build_model
 from merope.train.objective import VALIDATION, Noised
+from merope.train.optimisers import build_optimisers, learning_rate, moving_average, update_average
 from merope.train.parallel import Ranks
 from merope.train.streams import Examples, WorldStream
 from merope.train.toml_config import read_config
@@ -247,16 +248,42 @@ def test_dropped_text_is_the_empty_prompt(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_moving_average_follows_the_weights(tmp_path: Path) -> None:
     config, model = tiny_config(tmp_path, "optimiser.ema_decay=0.9"), torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, 1.0)
-    average = loop.moving_average(config, model)
+    average = moving_average(config, model)
     torch.nn.init.constant_(model.weight, 2.0)
-    loop.update_average(average, model, 0.9)
+    update_average(average, model, 0.9)
     assert float(average["weight"]) == pytest.approx(0.9 * 1.0 + 0.1 * 2.0)
 
 
 def test_the_optimiser_is_that_of_the_config(tmp_path: Path) -> None:
     changes = ("optimiser.betas=[0.8, 0.95]", "optimiser.epsilon=0.1", "optimiser.weight_decay=0.3")
-    (group,) = build_optimiser(tiny_config(tmp_path, *changes), torch.nn.Linear(1, 1)).param_groups
+    (optimiser,) = build_optimisers(tiny_config(tmp_path, *changes), torch.nn.Linear(1, 1))
+    (group,) = optimiser.param_groups
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.95), 0.1, 0.3)
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "optimiser.matrices=muon")
+    transformer = build_model(config, torch.device("cpu"), sharded=False).transformer
+    muon, adamw = build_optimisers(config, transformer)
+    names = {id(weight): name for name, weight in transformer.named_parameters()}
+    of_muon, of_adamw = (
+        {names[id(weight)] for group in each.param_groups for weight in group["params"]} for each in (muon, adamw)
+    )
+    assert of_muon.isdisjoint(of_adamw)
+    assert of_muon | of_adamw == set(names.values())
+    assert {"blocks.0.attn1.to_q.weight", "blocks.1.attn1.processor.cam_qkv.weight"} <= of_muon
+    assert {"proj_out.weight", "blocks.0.scale_shift_table", "condition_embedder.time_proj.weight"} <= of_adamw
+
+
+def test_a_run_with_muon_in_pieces_is_a_run_at_once(tmp_path: Path) -> None:
+    losses = []
+    for name, pieces in (("whole", (6,)), ("pieces", (3, 6))):
+        for steps in pieces:
+            train(tiny_config(tmp_path / name, "optimiser.matrices=muon", f"run.steps={steps}"))
+        rows = (tmp_path / name / "log.jsonl").read_text().splitlines()
+        losses.append([json.loads(row)["loss"] for row in rows])
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 6
 
 
 def test_samples_are_written_with_the_path(tmp_path: Path) -> None:
