@@ -8,42 +8,28 @@ from typing import Any
 
 import pytest
 import torch
-from adapters.wan_models import perturb, tiny_config, tiny_wan
-from diffusers import AutoencoderKLWan
+from latent_folder import write_latent_model
 from PIL import Image
 from scenes import straight_drive
-from tiny_pipelines import euler
 
 import merope.demo.drive
 from merope import formats
-from merope.adapters.wan import attach, detach
 from merope.cli import main
 from merope.demo.drive import SHIPPED_MODEL, DemoConfig, Drive, loaded, run
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_image
-from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.lenses import UnifiedCamera
 from merope.world.clips import WorldClips
 from merope.world.clips_file import DEFAULT_STEPS, read_clips, write_clips
 from merope.world.commanded import MANOEUVRES
 
-CLIPS = WorldClips(frames=9, height=32, width=64, frame_rate_hz=16.0, prefix_frames=5)
-VAE = {"base_dim": 4, "z_dim": 4, "dim_mult": [1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [True, True]}
-STRIDES = {"patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 8}
-STATISTICS = {"latents_mean": [0.1, -0.2, 0.3, 0.0], "latents_std": [0.5, 0.6, 0.7, 0.8]}
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline folder with a VAE of strides 4 and 8, random weights, and what its clips are like."""
     folder = tmp_path_factory.mktemp("latent")
-    torch.manual_seed(0)
-    vae, transformer = AutoencoderKLWan(**VAE, **STRIDES, **STATISTICS), tiny_wan(num_layers=2)
-    perturb(attach(transformer, tiny_config()), scale=1.0)
-    detach(transformer).save_pretrained(folder / "branch")
-    CameraVideoPipeline(None, None, vae, euler(), transformer, expand_timesteps=True).save_pretrained(folder)
-    write_clips(folder, CLIPS, steps=2)
+    write_latent_model(folder)
     return folder
 
 
