@@ -209,12 +209,9 @@ def means(rows: Sequence[Row], prefix_frames: int) -> Row:
         for name in ("rot_deg", "metric_tr_percent"):
             result[name] = statistics.mean(row[name] for row in found) if found else None
         result["frames_without_pose"] = sum(row["frames"] - row["valid_frames"] for row in rows)
-    colmap = [row["colmap"] for row in rows]
-    result["colmap_registered_percent"] = 100.0 * sum(one["registered"] for one in colmap) / frames
-    result["colmap_whole_clips"] = sum(
-        one["registered"] == row["frames"] for one, row in zip(colmap, rows, strict=True)
-    )
-    result["colmap_s"] = statistics.median(one["s"] for one in colmap)
+    registered = [row["colmap"]["registered"] for row in rows]
+    result["colmap_registered_percent"] = 100.0 * sum(registered) / frames
+    result["colmap_whole_clips"] = sum(row["frames"] == count for row, count in zip(rows, registered, strict=True))
     return result
 
 
