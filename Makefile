@@ -5,10 +5,15 @@ STAMP := .venv/.installed
 NUMERICAL := geometry attention encodings adapters generate paper train/test_objective.py train/test_streams.py
 NOT_AGAIN := not gradcheck and not compile and not taxonomy and not trilemma and not growth and not 192
 
-.PHONY: demo test test-strangers-cpu test-gpu lint clean
+.PHONY: demo pictures test test-strangers-cpu test-gpu lint clean
 
 demo: $(STAMP)
 	$(BIN)/merope demo
+
+# The poster and the animation at the top of README.md.
+pictures: demo
+	cp outputs/demo/poster.png docs/images/demo.png
+	cp outputs/demo/demo.webp docs/images/demo.webp
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -1,76 +1,243 @@
-"""How well the model in the package follows commanded paths: the numbers of its card.
+"""How well a model follows commanded paths in unseen worlds, and what a stranger can make of its pictures.
 
-    python benchmarks/world_model.py [--worlds 24] [--steps 25] [--out benchmarks/results/world-model.json]
+    python benchmarks/world_model.py [--model FOLDER] [--worlds 24] [--steps N]
+        [--out benchmarks/results/world-model.json]
 
-Three paths in each of some worlds that it was not trained on; poses are recovered in metres, on CPU cores. Generation
-takes a few seconds on a GPU and about a minute a world on two CPU cores.
+Three paths in each of some worlds that no model was trained on. Two rulers measure every generated clip:
+
+* the render-anchored estimator, which knows the world: errors in metres, frames without a pose, PSNR;
+* COLMAP, which knows the pictures and the lens only: how many frames it registers. The same of the true renders is the
+  most that it can find. Of a model with a VAE the reconstructed true renders are measured, too.
+
+Clips below 144 pixels are enlarged for COLMAP, so that models of all sizes are measured alike.
+
+The work has two stages. `--only generate` wants a GPU, and writes latents to the folder `--work`, in files of at most
+15 MB. `--only score` wants CPU cores and pycolmap, and reads them. A stopped stage goes on where it was.
 """
 
 import argparse
 import json
 import statistics
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from merope.bench.generated import generate_clips
+from merope.bench.generated import about_videos, generate_clips, weights_digest
 from merope.demo.drive import SHIPPED_MODEL, loaded
-from merope.demo.given_paths import TRAINED
-from merope.evaluate.world_scores import score_clip
-from merope.train.provenance import commit
-from merope.world.commanded import WorldTest, clips_of_world, commanded_clips
+from merope.demo.pictures import enlarged
+from merope.draw.progress import ProgressLine
+from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
+from merope.evaluate.metrics import pose_metrics
+from merope.evaluate.workers import worker_pool
+from merope.evaluate.world_scores import psnr_db, score_clip
+from merope.formats.video import as_bytes
+from merope.formats.writing import replace_text, replacing
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.geometry.lens_batches import resized
+from merope.train.provenance import commit, device_name
+from merope.world.clips import WorldClips
+from merope.world.clips_file import read_clips
+from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
 
 CPU = torch.device("cpu")
+FILE_BYTES = 15_000_000
+COLMAP_PX = 144
+KINDS = ("generated", "true", "vae")
+
+Row = dict[str, Any]
 
 
-def scored(videos: dict[str, Tensor], test: WorldTest, seed: int) -> dict[str, dict[str, Any]]:
-    """Scores of the clips of one world by name."""
-    torch.set_num_threads(1)
-    scores = [
-        score_clip(clip, videos[clip.name], TRAINED.prefix_frames)
-        for clip in clips_of_world(test.paths(TRAINED, seed), TRAINED, seed, CPU)
-    ]
-    return {score.name: score.metrics.as_dict() | {"psnr_db": score.psnr_db} for score in scores}
+@dataclass(frozen=True)
+class Trial:
+    """A model and what it is asked for; processes that score share it."""
+
+    model: Path
+    work: Path
+    worlds: int
+    steps: int
+
+    @property
+    def clips(self) -> WorldClips:
+        return read_clips(self.model)[0]
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What generated clips depend on. Scores of other weights, steps or clips are not mixed with these."""
+        return {"weights": weights_digest(self.model), "steps": str(self.steps), "clips": repr(self.clips)}
+
+    def commanded(self, seed: int, device: torch.device) -> list[CommandedClip]:
+        return clips_of_world(WorldTest().paths(self.clips, seed), self.clips, seed, device)
+
+    def kinds(self) -> tuple[str, ...]:
+        return KINDS if (self.model / "vae").is_dir() else KINDS[:2]
 
 
-def means(clips: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Over the clips that have a number; a clip without one has too few recovered poses."""
-    rows = list(clips.values())
-    measured = [row for row in rows if row["rot_deg"] is not None]
-    return {
-        "clips": len(rows),
-        "measured_clips": len(measured),
-        "rot_deg": statistics.mean(row["rot_deg"] for row in measured),
-        "metric_tr_percent": statistics.mean(row["metric_tr_percent"] for row in measured),
-        "psnr_db": statistics.mean(row["psnr_db"] for row in rows),
-        "generated_frames": len(rows) * (TRAINED.frames - TRAINED.prefix_frames),
-        "frames_without_pose": sum(row["frames"] - row["valid_frames"] for row in rows),
-    }
+def latent_files(trial: Trial, clip_bytes: int) -> dict[Path, range]:
+    """The files of all worlds, and the seeds of each."""
+    at_once = max(FILE_BYTES // (3 * clip_bytes), 1)
+    firsts = range(0, trial.worlds, at_once)
+    seeds = [range(FIRST_TEST_SEED + k, FIRST_TEST_SEED + min(k + at_once, trial.worlds)) for k in firsts]
+    return {trial.work / f"latents-{k:04d}.safetensors": group for k, group in zip(firsts, seeds, strict=True)}
+
+
+def clip_bytes(trial: Trial, pipeline: CameraVideoPipeline) -> int:
+    """Of a clip's latents in float16."""
+    clips, strides = trial.clips, pipeline.strides
+    rows, columns = strides.latent_size(clips.height, clips.width)
+    return 2 * pipeline.transformer.config.in_channels * strides.latent_frames(clips.frames) * rows * columns
+
+
+def generate(trial: Trial) -> None:
+    """Latents of all clips. Files of the same model, steps and clips are kept."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pipeline = loaded(trial.model, device)
+    about, test = trial.about, WorldTest(trial.worlds, steps=trial.steps)
+    files = latent_files(trial, clip_bytes(trial, pipeline))
+    progress = ProgressLine("generating", len(files), "files")
+    for done, (file, seeds) in enumerate(files.items(), start=1):
+        wanted = about | {"seeds": f"{seeds.start}–{seeds.stop}"}
+        if not wanted.items() <= about_videos(file).items():
+            began_s = time.perf_counter()
+            commanded = [clip for seed in seeds for clip in trial.commanded(seed, device)]
+            made = generate_clips(pipeline, commanded, test, trial.clips.prefix_frames, True, output_type="latent")
+            took = {"generated_s": f"{time.perf_counter() - began_s:.1f}", "generated_on": device_name(device)}
+            with replacing(file) as part:
+                save_file(made, part, wanted | took)
+        progress.show(done)
+
+
+@lru_cache(maxsize=1)
+def model_of_process(folder: Path) -> CameraVideoPipeline:
+    return loaded(folder, CPU)
+
+
+def stranger(video: Tensor, clip: CommandedClip) -> Row:  # uint8 [T, H, W, 3]
+    """What COLMAP finds in a clip, given its lens and nothing else."""
+    shown = enlarged(video, COLMAP_PX)
+    lens = resized(clip.cameras.lens, shown.shape[2], shown.shape[1])
+    began_s = time.perf_counter()
+    found = ColmapEstimator()(shown, lens)
+    errors = pose_metrics(clip.cameras.world_from_camera, found.world_from_camera, found.valid).as_dict()
+    took_s = round(time.perf_counter() - began_s, 1)
+    return {"registered": int(found.valid.sum()), "s": took_s} | {k: errors[k] for k in ("rot_deg", "tr_percent")}
+
+
+@torch.no_grad()
+def measured(trial: Trial, kind: str, clip: CommandedClip, latents: Tensor) -> Row:  # [C, T, h, w]
+    """The row of one clip."""
+    pipeline, prefix = model_of_process(trial.model), trial.clips.prefix_frames
+    began_s, row = time.perf_counter(), Row()
+    video = clip.true
+    if kind == "vae":
+        latents = pipeline.encode_frames(clip.true[None])[0]
+    if kind != "true":
+        video = as_bytes((pipeline.decode_latents(latents[None].float())[0].movedim(0, -1) + 1.0) / 2.0)
+        row = {"psnr_db": psnr_db(video[prefix:], clip.true[prefix:])}
+    if kind == "generated":
+        row |= score_clip(clip, video, prefix).metrics.as_dict()
+    row |= {"frames": len(video), "colmap": stranger(video, clip)}
+    return row | {"kind": kind, "clip": clip.name, "s": round(time.perf_counter() - began_s, 1)}
+
+
+def measured_world(trial: Trial, file: Path, seed: int, missing: Sequence[tuple[str, str]]) -> list[Row]:
+    """The rows of a world that are still missing: pairs of kind and clip."""
+    rows = []
+    with safe_open(file, "pt") as latents:
+        for clip in trial.commanded(seed, CPU):
+            kinds = [kind for kind, name in missing if name == clip.name]
+            rows += [measured(trial, kind, clip, latents.get_tensor(clip.name)) for kind in kinds]
+    return rows
+
+
+def score(trial: Trial, workers: int) -> list[Row]:
+    """Rows of all clips; those that an earlier run measured of the same latents are read."""
+    kept, about = trial.work / "rows.jsonl", trial.about
+    lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {(row["kind"], row["clip"]): row for row in lines if row.pop("about") == about}
+    files = {seed: file for file in sorted(trial.work.glob("latents-*.safetensors")) for seed in seeds_in(file, about)}
+    wanted = range(FIRST_TEST_SEED, FIRST_TEST_SEED + trial.worlds)
+    if not set(wanted) <= set(files):
+        short = f"{len(set(wanted) & set(files))} of {len(wanted)} worlds of this model and {trial.steps} steps"
+        raise SystemExit(f"{trial.work} holds {short}; run --only generate first, with the same --model and --steps")
+    jobs = {}
+    for seed in wanted:
+        names = [f"world-{seed}-{name}" for name in WorldTest().paths(trial.clips, seed)]
+        missing = [(kind, name) for kind in trial.kinds() for name in names if (kind, name) not in done]
+        jobs |= {seed: missing} if missing else {}
+    progress, count = ProgressLine("scoring", len(jobs), "worlds"), 0
+    with worker_pool(workers) as pool, kept.open("a") as stream:
+        waiting = [pool.submit(measured_world, trial, files[seed], seed, missing) for seed, missing in jobs.items()]
+        for count, finished in enumerate(as_completed(waiting), start=1):
+            for row in finished.result():
+                done[row["kind"], row["clip"]] = row
+                stream.write(json.dumps(row | {"about": about}) + "\n")
+            stream.flush()
+            progress.show(count)
+    return sorted((row for row in done.values() if int(row["clip"].split("-")[1]) in wanted), key=_kind_and_clip)
+
+
+def _kind_and_clip(row: Row) -> tuple[int, str]:
+    return KINDS.index(row["kind"]), row["clip"]
+
+
+def seeds_in(file: Path, about: Mapping[str, str]) -> Iterable[int]:
+    """Worlds whose latents a file holds; none if they are of another model or other steps."""
+    found = about_videos(file)
+    if not about.items() <= found.items():
+        return ()
+    return range(*(int(end) for end in found["seeds"].split("–")))
+
+
+def means(rows: Sequence[Row], prefix_frames: int) -> Row:
+    """Of one kind: over the clips that have a number. A clip without one has too few recovered poses."""
+    frames = sum(row["frames"] for row in rows)
+    result = {"clips": len(rows), "frames": frames}
+    if "psnr_db" in rows[0]:
+        result["psnr_db"] = statistics.mean(row["psnr_db"] for row in rows)
+    if "rot_deg" in rows[0]:
+        found = [row for row in rows if row["rot_deg"] is not None]
+        result |= {"measured_clips": len(found), "generated_frames": frames - len(rows) * prefix_frames}
+        for name in ("rot_deg", "metric_tr_percent"):
+            result[name] = statistics.mean(row[name] for row in found) if found else None
+        result["frames_without_pose"] = sum(row["frames"] - row["valid_frames"] for row in rows)
+    registered = [row["colmap"]["registered"] for row in rows]
+    result["colmap_registered_percent"] = 100.0 * sum(registered) / frames
+    result["colmap_whole_clips"] = sum(row["frames"] == count for row, count in zip(rows, registered, strict=True))
+    return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="how well the model in the package follows commanded paths")
+    parser = argparse.ArgumentParser(description="how well a model follows commanded paths in unseen worlds")
+    parser.add_argument("--model", type=Path, default=SHIPPED_MODEL, help="pipeline folder (the one in the package)")
     parser.add_argument("--worlds", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=25, help="of denoising")
-    parser.add_argument("--workers", type=int, default=2, help="processes that recover poses")
+    parser.add_argument("--steps", type=int, help="of denoising (what the model's clips.json names)")
+    parser.add_argument("--workers", type=int, default=2, help="processes that score (2)")
+    parser.add_argument("--work", type=Path, default=Path("outputs/world-model-test"), help="for latents and rows")
+    parser.add_argument("--only", choices=("generate", "score"), help="one stage (both)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-model.json"))
     options = parser.parse_args()
-    test = WorldTest(worlds=options.worlds, steps=options.steps)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    commanded = commanded_clips(test, TRAINED, device)
-    videos = generate_clips(loaded(SHIPPED_MODEL, device), commanded, test, TRAINED.prefix_frames, cameras=True)
-    with ProcessPoolExecutor(options.workers, torch.multiprocessing.get_context("spawn")) as pool:
-        clips = {
-            name: row for world in pool.map(partial(scored, videos, test), test.seeds) for name, row in world.items()
-        }
-    about = {"commit": commit(), "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
-    result = {**about, "torch": torch.__version__, "steps": test.steps, "means": means(clips), "clips": clips}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["means"], indent=1))
+    trial = Trial(options.model, options.work, options.worlds, options.steps or read_clips(options.model)[1])
+    if options.only != "score":
+        generate(trial)
+    if options.only == "generate":
+        return
+    rows = score(trial, options.workers)
+    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in trial.kinds()}
+    summary = {kind: means(own, trial.clips.prefix_frames) for kind, own in by_kind.items()}
+    where = [about_videos(file) for file in sorted(trial.work.glob("latents-*.safetensors"))]
+    about = trial.about | {"generated_on": sorted({one["generated_on"] for one in where}), "steps": trial.steps}
+    about |= {"commit": commit(), "torch": torch.__version__, "clips": asdict(trial.clips)}
+    replace_text(options.out, json.dumps({**about, "means": summary, "rows": rows}, indent=1) + "\n")
+    print(json.dumps(summary, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,7 +41,8 @@ def generate_clips(
     test: WorldTest,
     prefix_frames: int,
     cameras: bool,
-) -> dict[str, Tensor]:  # name -> uint8 [T, H, W, 3]
+    output_type: Literal["pt", "latent"] = "pt",
+) -> dict[str, Tensor]:  # name -> uint8 [T, H, W, 3], or for "latent" float16 [C, T', h, w], a fraction of its size
     """Generate every clip from its prefix; the noise of a clip depends on its world alone."""
     pipeline.set_progress_bar_config(disable=True)
     device, videos = pipeline.transformer.device, dict[str, Tensor]()
@@ -60,10 +62,10 @@ def generate_clips(
             num_inference_steps=test.steps,
             guidance_scale=1.0,
             generator=[torch.Generator(device).manual_seed(clip.seed) for clip in part],
-            output_type="pt",
+            output_type=output_type,
             return_dict=False,
         )[0]
-        made = as_bytes(frames.movedim(2, -1)).cpu()
+        made = (as_bytes(frames.movedim(2, -1)) if output_type == "pt" else frames.half()).cpu()
         videos |= {clip.name: video for clip, video in zip(part, made, strict=True)}
         progress.show(len(videos))
     return videos

@@ -14,7 +14,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--world", type=int, help="number of a street that no model was trained on (4)")
     how = parser.add_argument_group("how")
     how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
-    how.add_argument("--steps", type=int, help="denoising steps (4)")
+    how.add_argument("--steps", type=int, help="denoising steps (what the model's clips.json names)")
     how.add_argument("--seed", type=seed, default=0, help="of the noise; the paths share it (0)")
     how.add_argument("--device", default="auto", help="such as cpu or cuda (%(default)s: cuda if there is one)")
     how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="for what is made (outputs/demo)")
@@ -29,7 +29,8 @@ def _demo(options: argparse.Namespace) -> int:
     drives = run(DemoConfig(**{key: value for key, value in settings(options).items() if value is not None}))
     print(table(drives))
     print(
-        f"wrote {options.out}: demo.mp4, report.html, poster.png, results.json; bare clips and their cameras in clips/"
+        f"wrote {options.out}: demo.mp4, demo.webp, report.html, poster.png, results.json; "
+        "bare clips and their cameras in clips/"
     )
     return 0
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from merope import formats
 from merope.adapters.wan import load_branch
-from merope.demo.given_paths import LENSES, TRAINED, beyond_training, given_path
-from merope.demo.pictures import Film, film_frames, poster, stacked_films
+from merope.demo.given_paths import LENSES, beyond_training, given_path, seen_through
+from merope.demo.pictures import Film, animation_frames, film_frames, poster, stacked_films
 from merope.draw.progress import show_line
 from merope.errors import invalid
 from merope.evaluate.discover import ClipName, Problem
@@ -33,23 +34,27 @@ from merope.evaluate.results import measure
 from merope.evaluate.run import versions
 from merope.evaluate.world_scores import Score, score_clip, score_floor
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import as_bytes, write_image, write_video
+from merope.formats.video import as_bytes, write_animation, write_image, write_video
 from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.conditions import check_prefix_count
 from merope.generate.preflight import check_branch, outline_model
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+from merope.world.clips_file import CLIPS_FILE, EXAMPLE, read_clips
 from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
 
 SHIPPED_MODEL = Path(__file__).parent / "world_model"
 WORLDS = HELD_OUT_SEEDS - FIRST_TEST_SEED
+FLOOR_RATE_HZ = 4.0  # frames of a clip whose floor is measured: it takes as long as measuring the clip
 
 
 @dataclass(frozen=True)
 class DemoConfig:
     """What is driven, and where the pictures go.
 
-    model: a pipeline folder with the camera branch in branch/, as training writes it.
+    model: a pipeline folder with the camera branch in branch/ and what its clips are like in clips.json.
     world: number of a street that was kept out of training.
     trajectory: a pose file, put with its first pose at the start of the street; None drives the benchmark's three.
+    steps: of denoising; None for what the model's folder names.
     device: "auto" for the GPU if there is one.
     """
 
@@ -59,15 +64,15 @@ class DemoConfig:
     trajectory: Path | None = None
     assume_metric: bool = False
     lens: Literal["pinhole", "fisheye"] = "pinhole"
-    steps: int = 4
+    steps: int | None = None
     seed: int = 0
     device: str = "auto"
 
     def __post_init__(self) -> None:
         if not 0 <= self.world < WORLDS:
             raise invalid("world", f"from 0 to {WORLDS - 1}, the worlds kept out of training", self.world, "try 4")
-        if self.steps < 1:
-            raise invalid("steps", "at least 1", self.steps, f"the default is {type(self).steps}")
+        if self.steps is not None and self.steps < 1:
+            raise invalid("steps", "at least 1", self.steps, "leave it out to take what suits the model")
         if self.lens not in LENSES:
             raise invalid("lens", f"one of {', '.join(LENSES)}", repr(self.lens), "choose one of them")
 
@@ -75,9 +80,19 @@ class DemoConfig:
     def world_seed(self) -> int:
         return FIRST_TEST_SEED + self.world
 
+    @cached_property
+    def trained(self) -> tuple[WorldClips, int]:
+        """The clips that the model knows, and the denoising steps that suit it."""
+        return read_clips(self.model)
+
     @property
     def clips(self) -> WorldClips:
-        return LENSES[self.lens]
+        """What is driven: the model's clips through the chosen lens."""
+        return seen_through(self.trained[0], self.lens)
+
+    @property
+    def run_steps(self) -> int:
+        return self.steps or self.trained[1]
 
     @property
     def run_device(self) -> torch.device:
@@ -126,10 +141,10 @@ def run(config: DemoConfig) -> list[Drive]:
     began_s = time.perf_counter()
     device = config.run_device
     _check_folder(config.out)
+    _check_model(config.model, config.clips)
     given = None if config.trajectory is None else given_path(config.trajectory, config.clips, config.assume_metric)
     paths = WorldTest().paths(config.clips, config.world_seed) if given is None else {"trajectory": given}
-    _check_model(config.model, config.clips)
-    notes = beyond_training(given, config.clips) if config.model == SHIPPED_MODEL else []
+    notes = beyond_training(given, config.clips, config.trained[0])
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     pipeline = loaded(config.model, device)
@@ -156,7 +171,11 @@ def _check_model(folder: Path, clips: WorldClips) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"model folder {folder} is missing; install the package again, or pass --model FOLDER")
     outline = outline_model(str(folder.absolute()))
+    if outline.strides.pixels > 1 and not (folder / CLIPS_FILE).is_file():
+        fix = f"write what its clips are like, such as {EXAMPLE}"
+        raise invalid("model", f"a folder with {CLIPS_FILE}, as every model with a VAE needs", str(folder), fix)
     outline.strides.check(clips.height, clips.width, clips.frames)
+    check_prefix_count(clips.prefix_frames, outline.strides, clips.frames)
     check_branch(str(folder.absolute() / "branch"), outline, clips.cameras([0]))
 
 
@@ -175,8 +194,8 @@ def generated(
     clips = config.clips
 
     def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        line = f"driving {clip.manoeuvre} ({which}): step {step + 1} of {config.steps}"
-        show_line(line, keep=step + 1 == config.steps)
+        line = f"driving {clip.manoeuvre} ({which}): step {step + 1} of {config.run_steps}"
+        show_line(line, keep=step + 1 == config.run_steps)
         return tensors
 
     frames = pipeline(
@@ -185,7 +204,7 @@ def generated(
         height=clips.height,
         width=clips.width,
         num_frames=clips.frames,
-        num_inference_steps=config.steps,
+        num_inference_steps=config.run_steps,
         guidance_scale=1.0,
         generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
         output_type="pt",
@@ -217,7 +236,8 @@ def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  #
         problems=tuple(problems),
         thumbnails=thumbnails(video),
     )
-    return Drive(clip, video, record, score, score_floor(clip, clips.prefix_frames))
+    every = max(round(clips.frame_rate_hz / FLOOR_RATE_HZ), 1)
+    return Drive(clip, video, record, score, score_floor(clip, clips.prefix_frames, every))
 
 
 def table(drives: Sequence[Drive]) -> str:
@@ -247,14 +267,16 @@ def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wal
     films = [film_of(drive, config.clips) for drive in drives]
     videos = [film_frames(film) for film in films]
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
+    settings["steps"], rate_hz = config.run_steps, config.clips.frame_rate_hz
     config.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=config.out, prefix=".unfinished-") as folder:
         aside = Path(folder)
         for drive, frames in zip(drives, videos, strict=True):
-            write_video(frames, aside / f"{drive.name}.mp4", TRAINED.frame_rate_hz)
-            write_video(drive.video, aside / "clips" / f"{drive.name}.mp4", TRAINED.frame_rate_hz)
-            formats.write(_camera_file(drive), aside / "clips" / f"{drive.name}.cameras.json")
-        write_video(stacked_films(videos), aside / "demo.mp4", TRAINED.frame_rate_hz)
+            write_video(frames, aside / f"{drive.name}.mp4", rate_hz)
+            write_video(drive.video, aside / "clips" / f"{drive.name}.mp4", rate_hz)
+            formats.write(_camera_file(drive, rate_hz), aside / "clips" / f"{drive.name}.cameras.json")
+        write_video(stacked_films(videos), aside / "demo.mp4", rate_hz)
+        write_animation(animation_frames(films), aside / "demo.webp", rate_hz)
         write_image(poster(films), aside / "poster.png")
         records = [replace(drive.record, video=aside / "clips" / f"{drive.name}.mp4") for drive in drives]
         write_report(measure(records, [], settings | _floors(drives), versions()), aside / "report.html")
@@ -286,10 +308,10 @@ def film_of(drive: Drive, clips: WorldClips) -> Film:
     )
 
 
-def _camera_file(drive: Drive) -> Trajectory:
+def _camera_file(drive: Drive, rate_hz: float) -> Trajectory:
     """The commanded path, to be edited and driven again."""
     cameras = drive.clip.cameras
-    times_s = torch.arange(cameras.count, dtype=torch.float64) / TRAINED.frame_rate_hz
+    times_s = torch.arange(cameras.count, dtype=torch.float64) / rate_hz
     convention = "commanded path of merope demo"
     return Trajectory(cameras.world_from_camera, True, convention, times_s, cameras.lens, name=drive.name)
 

@@ -1,6 +1,7 @@
 """A path from a file, driven down the demo's street, and how far that is from what the model was trained on."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,14 +14,19 @@ from merope.geometry.poses import relative
 from merope.geometry.trajectories import MAX_YAW_RATE_RAD_S, SPEED_RANGE_M_S
 from merope.world.clips import WorldClips
 
-TRAINED = WorldClips()
-"""What the clips that the shipped model was trained on are like: 13 frames of 72×128 at 4 Hz, a 70° pinhole."""
-LENSES = {"pinhole": TRAINED, "fisheye": WorldClips(fov_deg=(140.0, 140.0), xi=(1.0, 1.0))}
+LENSES = {"pinhole": (70.0, 0.0), "fisheye": (140.0, 1.0)}
+"""Horizontal field of view in degrees, and xi of the unified camera model."""
 
 LOWEST_M = 1.2  # below the first camera; the road is 1.5 m below
 LEVEL_RAD, LEVEL_M = math.radians(3.0), 0.3
-STANDING_M = 0.05  # of motion between two frames: a standing camera has no direction
+STANDING_M_S = 0.2  # a standing camera has no direction
 SLACK = 1.1  # on the limits of training: real drives are noisy
+
+
+def seen_through(clips: WorldClips, lens: str) -> WorldClips:
+    """The same clips, all through one of LENSES."""
+    fov_deg, xi = LENSES[lens]
+    return replace(clips, fov_deg=(fov_deg, fov_deg), xi=(xi, xi))
 
 
 def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  # [T, 4, 4]
@@ -49,20 +55,32 @@ def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  #
 
 def beyond_training(
     path: Tensor | None,  # [T, 4, 4] relative to the first camera; None for the paths of a test
-    clips: WorldClips,
+    clips: WorldClips,  # that are driven, all through one lens
+    trained: WorldClips,
 ) -> list[str]:
-    """In what the commanded cameras differ from all that the shipped model has seen, in words."""
+    """In what the commanded cameras differ from all that a model has seen, in words."""
     found = []
-    if clips != TRAINED:
-        lens = f"a {clips.fov_deg[0]:g}° fisheye (xi = {clips.xi[0]:g})"
-        found.append(f"{lens}; the model has seen a {TRAINED.fov_deg[0]:g}° pinhole only")
+    if not (_within(clips.fov_deg, trained.fov_deg) and _within(clips.xi, trained.xi)):
+        found.append(f"{_lens_words(clips)}; the model has seen {_lens_words(trained)} only")
     if path is not None:
-        found += [*_unusual_speeds(path), *_unusual_directions(path)]
+        found += [*_unusual_speeds(path, clips.frame_rate_hz), *_unusual_directions(path, clips.frame_rate_hz)]
     return [f"outside the training range: {difference}" for difference in found]
 
 
-def _unusual_speeds(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the first camera
-    rate_hz, (slowest, fastest) = TRAINED.frame_rate_hz, SPEED_RANGE_M_S
+def _within(inner: tuple[float, float], outer: tuple[float, float]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _lens_words(clips: WorldClips) -> str:
+    fov_deg, xi = ("–".join(f"{end:g}" for end in sorted(set(ends))) for ends in (clips.fov_deg, clips.xi))
+    return f"a {fov_deg}° pinhole" if xi == "0" else f"a {fov_deg}° fisheye (xi = {xi})"
+
+
+def _unusual_speeds(
+    path: Tensor,  # [T, 4, 4] relative to the first camera
+    rate_hz: float,
+) -> list[str]:
+    slowest, fastest = SPEED_RANGE_M_S
     speeds_m_s = path[:, :3, 3].diff(dim=0).norm(dim=-1) * rate_hz
     low, high = float(speeds_m_s.min()), float(speeds_m_s.max())
     turn_rad_s = float((rotation_angle(path[:-1, :3, :3], path[1:, :3, :3]) * rate_hz).max())
@@ -75,7 +93,10 @@ def _unusual_speeds(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the fir
     return found
 
 
-def _unusual_directions(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the first camera
+def _unusual_directions(
+    path: Tensor,  # [T, 4, 4] relative to the first camera
+    rate_hz: float,
+) -> list[str]:
     """A tilted camera, a climb, and motion against or across the camera's view."""
     found = []
     tilt_rad = float(torch.acos(path[:, 1, 1].clamp(-1.0, 1.0)).max())
@@ -85,8 +106,8 @@ def _unusual_directions(path: Tensor) -> list[str]:  # [T, 4, 4] relative to the
     if float(height_m.abs().max()) > LEVEL_M:
         extremes = f"{float(height_m.min()):+.1f} to {float(height_m.max()):+.1f} m"
         found.append(f"heights of {extremes} from the first camera; the model has seen level roads only")
-    moved = path[:, :3, 3].diff(dim=0)
-    ahead = (moved * path[:-1, :3, 2]).sum(dim=-1)
-    if bool((ahead < 0.5 * moved.norm(dim=-1) - STANDING_M).any()):
+    moved_m_s = path[:, :3, 3].diff(dim=0) * rate_hz
+    ahead_m_s = (moved_m_s * path[:-1, :3, 2]).sum(dim=-1)
+    if bool((ahead_m_s < 0.5 * moved_m_s.norm(dim=-1) - STANDING_M_S).any()):
         found.append("motion backwards or sideways; the model has seen cameras that drive where they look")
     return found

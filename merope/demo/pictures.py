@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from merope.draw.birdseye import INK, PAPER, birdseye_image
 
-VIDEO_SCALE, POSTER_SCALE = 4, 2  # 72×128 pixels are a stamp on a screen
+VIDEO_PX, SMALL_PX = 288, 144  # about the height of a frame in the videos, and in the poster and the animation
 GAP_PX = 8
 CAPTION_PX, FONT_PX = 28, 16
 POSTER_FRAMES = 4
@@ -37,6 +37,10 @@ class Film:
         recovered = self.recovered[: until + 1][self.valid[: until + 1]]
         return {"commanded": self.commanded} | ({"recovered": recovered} if len(recovered) else {})
 
+    def state_caption(self, t: int) -> str:
+        """Over the model's video at a frame."""
+        return f"{'given' if t < self.prefix_frames else 'generated'}, {t / self.frame_rate_hz:.2f} s"
+
     def above_caption(self, t: int) -> str:
         """Over the paths at a frame: where it has no pose, the recovered dot stays at the last one that was found."""
         return "from above" if self.valid[t] else "from above: no pose found here"
@@ -44,15 +48,14 @@ class Film:
 
 def film_frames(film: Film) -> Tensor:  # uint8 [T, H', W', 3], H' and W' even
     """The video of a path: true render, generated, and the paths from above, growing with time."""
-    true, generated = (enlarged(video, VIDEO_SCALE) for video in (film.true, film.generated))
+    true, generated = (enlarged(video, VIDEO_PX) for video in (film.true, film.generated))
     height, width = true.shape[1:3]
     frames = []
     for t in range(len(true)):
-        state = "given" if t < film.prefix_frames else "generated"
         above = birdseye_image(film.paths(t), height, height, frame=t)
         panels = (
             _captioned(true[t], f"{film.title}: what the commanded camera would see"),
-            _captioned(generated[t], f"{state}, {t / film.frame_rate_hz:.2f} s"),
+            _captioned(generated[t], film.state_caption(t)),
             _captioned(above, film.above_caption(t)),
         )
         frames.append(_side_by_side(panels, width * 2 + height))
@@ -62,6 +65,18 @@ def film_frames(film: Film) -> Tensor:  # uint8 [T, H', W', 3], H' and W' even
 def stacked_films(films: Sequence[Tensor]) -> Tensor:  # each uint8 [T, H', W', 3] -> uint8 [T, n · H', W', 3]
     """Videos of several paths, one above the other."""
     return torch.cat(list(films), dim=1)
+
+
+def animation_frames(films: Sequence[Film]) -> Tensor:  # uint8 [T, H', W', 3]
+    """All paths at once, side by side: what the commanded camera would see above what was generated."""
+    columns = []
+    for film in films:
+        true, generated = (enlarged(video, SMALL_PX) for video in (film.true, film.generated))
+        above = [_captioned(frame, f"{film.title}: true render") for frame in true]
+        below = [_captioned(frame, film.state_caption(t)) for t, frame in enumerate(generated)]
+        columns.append([torch.cat(pair) for pair in zip(above, below, strict=True)])
+    width = sum(column[0].shape[1] for column in columns)
+    return torch.stack([_side_by_side(panels, width) for panels in zip(*columns, strict=True)])
 
 
 def poster(films: Sequence[Film]) -> Tensor:  # uint8 [H', W', 3]
@@ -78,7 +93,7 @@ def _poster_rows(film: Film) -> Tensor:  # uint8 [H', W', 3]
     last, columns = len(film.true) - 1, []
     for k in range(POSTER_FRAMES):
         t = round(film.prefix_frames - 1 + k * (last - film.prefix_frames + 1) / (POSTER_FRAMES - 1))
-        true, generated = enlarged(torch.stack((film.true[t], film.generated[t])), POSTER_SCALE)
+        true, generated = enlarged(torch.stack((film.true[t], film.generated[t])), SMALL_PX)
         label = f"{film.title}, last frame given" if k == 0 else f"{t / film.frame_rate_hz:.2f} s"
         columns.append(_captioned(torch.cat((true, pad(generated, (0, 0, 0, 0, 2, 0), value=WHITE))), label))
     height = columns[0].shape[0] - CAPTION_PX
@@ -88,11 +103,14 @@ def _poster_rows(film: Film) -> Tensor:  # uint8 [H', W', 3]
     return pad(_side_by_side((*columns, _captioned(above, caption)), width), (0, 0, 0, 0, 0, GAP_PX), value=WHITE)
 
 
-def enlarged(video: Tensor, factor: int) -> Tensor:  # uint8 [T, H, W, 3] -> uint8 [T, f · H, f · W, 3]
-    """Every frame at a larger size, by Lanczos."""
+def enlarged(video: Tensor, height_px: int) -> Tensor:  # uint8 [T, H, W, 3] -> uint8 [T, f · H, f · W, 3]
+    """Every frame a whole number of times as large, about so high, by Lanczos; larger ones stay as they are."""
     import numpy as np
     from PIL import Image
 
+    factor = max(round(height_px / video.shape[1]), 1)
+    if factor == 1:
+        return video.cpu()
     size = (video.shape[2] * factor, video.shape[1] * factor)
     images = [Image.fromarray(frame).resize(size, Image.Resampling.LANCZOS) for frame in video.cpu().numpy()]
     return torch.from_numpy(np.stack([np.asarray(image) for image in images]))

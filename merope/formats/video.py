@@ -92,3 +92,13 @@ def write_video(frames: Tensor, path: Path, fps: float) -> None:  # uint8 [T, H,
         for frame in frames.cpu().numpy():
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+def write_animation(frames: Tensor, path: Path, fps: float, rest_s: float = 1.0) -> None:  # uint8 [T, H, W, 3]
+    """WebP that plays for ever, as pages show it without a player; it rests on the last frame."""
+    from PIL import Image
+
+    first, *others = (Image.fromarray(frame) for frame in frames.cpu().numpy())
+    durations_ms = [round(1000 / fps)] * len(others) + [round(1000 * rest_s)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first.save(path, save_all=True, append_images=others, duration=durations_ms, loop=0, quality=80, method=4)

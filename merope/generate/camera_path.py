@@ -87,7 +87,8 @@ def for_clip(source: PathSource, trajectory: Trajectory) -> Trajectory:
         fix = f"use a longer path ({clip_s:g} s), or fewer frames"
         raise invalid(str(source.file), f"{source.frames} frames long at {source.fps:g} fps", got, fix)
     if path.count > source.frames:
-        say(f"{source.file} lasts {_duration_s(trajectory, source.fps):.3g} s; the clip is its first {clip_s:.3g} s")
+        lasts = f"{source.file} lasts {_duration_s(trajectory, source.fps):.3g} s"
+        say(f"{lasts}; the clip is its first {clip_s:.3g} s; cut off its beginning to drive another part")
     path = first_frames(path, source.frames)
     return replace(path, lens=_scaled_lens(source, path.lens))
 

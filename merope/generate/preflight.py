@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.saving import check_base
@@ -52,8 +54,15 @@ def outline_model(
         transformer = WanTransformer3DModel.from_config(_transformer_config(model, transformer_folder))
         vae = None
         if "vae" in parts:
-            vae = AutoencoderKLWan.from_config(AutoencoderKLWan.load_config(model, subfolder="vae")).config
-    strides = VideoStrides.of(transformer.config, vae)
+            vae = AutoencoderKLWan.from_config(AutoencoderKLWan.load_config(model, subfolder="vae"))
+    strides = VideoStrides.of(transformer.config, None if vae is None else vae.config)
+    trained = None if transformer_folder is None else local_folder("transformer", transformer_folder)
+    if trained is not None:
+        check_sizes(trained, transformer)
+    if folder is not None:
+        sized = {} if vae is None else {"vae": vae}
+        for part, made in (sized if transformer_folder else sized | {"transformer": transformer}).items():
+            check_sizes(folder / part, made)
     return ModelOutline(transformer, strides, {"text_encoder", "tokenizer"} <= parts)
 
 
@@ -81,7 +90,10 @@ def check_branch(
         check_weights(folder)
     check_base(config, outline.transformer)
     with torch.device("meta"):
-        encoding = CameraBranch.from_config(config).encoding
+        made = CameraBranch.from_config(config)
+    if folder is not None:
+        check_sizes(folder, made)
+    encoding = made.encoding
     if encoding is not None:
         content = torch.zeros(1, 1, encoding.content_channels) if encoding.content_channels else None
         encoding.plan(cameras.at(slice(0, 1)), (1, 1), content=content)  # PRoPE and RayRoPE do not take every lens
@@ -114,6 +126,26 @@ def check_weights(folder: Path) -> None:
             )
     if not files:
         raise FileNotFoundError(f"weights are missing: no *.safetensors in {folder}; {fix}")
+
+
+def check_sizes(folder: Path, outline: nn.Module) -> None:
+    """Refuse weights that are not those of the config beside them, from the headers of safetensors files."""
+    found: dict[str, list[int]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt") as weights:
+                found |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise invalid(str(file), "a safetensors file", error, "get it again") from None
+    wanted = {name: list(weight.shape) for name, weight in outline.state_dict().items()}
+    is_quantised = "quantization_config" in json.loads((folder / "config.json").read_text())
+    wrong = [name for name, shape in wanted.items() if found.get(name) != shape]
+    if found and wrong and not is_quantised:
+        first = wrong[0]
+        got = f"{first} of {found[first]}" if first in found else f"no {first}"
+        expected = f"those of its config.json, {first} of {wanted[first]}"
+        more = f" ({len(wrong)} of {len(wanted)} differ)"
+        raise invalid(f"weights in {folder}", expected, got + more, "get both files from the same training")
 
 
 def _config(name: str, kind: Any, given: str) -> dict[str, Any]:

@@ -33,9 +33,7 @@ class VideoStrides:
             source = "RGB frames (no VAE)" if vae is None else "the VAE's latents"
             fix = "use a text-to-video or TI2V model: image-to-video Wan takes its image in additional channels"
             raise invalid("transformer.in_channels", f"{channels}, {source}", transformer["in_channels"], fix)
-        if vae is None:
-            return cls(1, 1, rows, columns)
-        return cls(vae["scale_factor_temporal"], vae["scale_factor_spatial"], rows, columns)
+        return cls(*((1, 1) if vae is None else vae_strides(vae)), rows, columns)
 
     def check(self, height: int, width: int, num_frames: int, frames_name: str = "num_frames") -> None:
         """Refuse sizes that the model cannot make, naming the nearest ones that it can."""
@@ -67,3 +65,18 @@ class VideoStrides:
     def tokens_per_frame(self, latent_rows: int, latent_columns: int) -> int:
         """Tokens of a latent frame."""
         return (latent_rows // self.patch_rows) * (latent_columns // self.patch_columns)
+
+
+def vae_strides(
+    vae: Mapping[str, Any],  # config of an AutoencoderKLWan
+) -> tuple[int, int]:
+    """RGB frames and pixels per latent one. diffusers believes what a config says of them; the layers decide."""
+    halvings = len(vae["dim_mult"]) - 1
+    made = {
+        "scale_factor_temporal": 2 ** sum(vae["temperal_downsample"][:halvings]),
+        "scale_factor_spatial": (vae["patch_size"] or 1) * 2**halvings,
+    }
+    for name, stride in made.items():
+        if vae[name] != stride:
+            raise invalid(f"vae.{name}", f"{stride}, the stride of its layers", vae[name], "correct its config.json")
+    return made["scale_factor_temporal"], made["scale_factor_spatial"]

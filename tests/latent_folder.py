@@ -1,0 +1,39 @@
+"""A small latent model in a folder: a VAE of strides 4 and 8, a transformer and its branch, random weights."""
+
+from pathlib import Path
+
+import torch
+from adapters.wan_models import perturb, tiny_config, tiny_wan
+from diffusers import AutoencoderKLWan
+from tiny_pipelines import euler
+
+from merope.adapters.wan import attach, detach
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.world.clips import WorldClips
+from merope.world.clips_file import write_clips
+
+CLIPS = WorldClips(frames=9, height=32, width=64, frame_rate_hz=16.0, prefix_frames=5)
+STEPS = 2
+
+
+def write_latent_model(folder: Path) -> None:
+    """A pipeline folder as the demo and the benchmark take it, with what its clips are like."""
+    torch.manual_seed(0)
+    vae = AutoencoderKLWan(
+        base_dim=4,
+        z_dim=4,
+        dim_mult=[1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[True, True],
+        patch_size=2,
+        in_channels=12,
+        out_channels=12,
+        scale_factor_spatial=8,
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[0.5, 0.6, 0.7, 0.8],
+    )
+    transformer = tiny_wan(num_layers=2)
+    perturb(attach(transformer, tiny_config()), scale=1.0)
+    detach(transformer).save_pretrained(folder / "branch")
+    CameraVideoPipeline(None, None, vae, euler(), transformer, expand_timesteps=True).save_pretrained(folder)
+    write_clips(folder, CLIPS, STEPS)
