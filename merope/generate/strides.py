@@ -78,5 +78,5 @@ def vae_strides(
     }
     for name, stride in made.items():
         if vae[name] != stride:
-            raise invalid(f"vae.{name}", f"{stride}, the stride of its layers", vae[name], "correct its config.json")
+            raise invalid(f"vae.{name}", f"{stride}, the stride of its layers", vae[name], "correct its config")
     return made["scale_factor_temporal"], made["scale_factor_spatial"]

@@ -20,6 +20,7 @@ from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
 from merope.adapters.wan import attach, attached_branch
 from merope.datasets.cache import CachedData
+from merope.datasets.world_data import WorldData
 from merope.encodings import ENCODINGS
 from merope.errors import invalid
 from merope.generate.camera_video import CameraVideoPipeline
@@ -28,6 +29,7 @@ from merope.geometry.cameras import Cameras
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel, FrameShards
 from merope.train.objective import Noised, token_timesteps
+from merope.world.clips_file import write_clips
 
 SHARD = "14MB"
 """Of the files of a whole pipeline: many hosts take no large ones."""
@@ -229,6 +231,8 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
             vae = None if pipeline.vae is None else _cast(deepcopy(pipeline.vae), dtype)
             whole = CameraVideoPipeline(None, None, vae, pipeline.scheduler, base, expand_timesteps=True)
             whole.save_pretrained(folder, max_shard_size=SHARD)
+            if isinstance(config.data, WorldData):
+                write_clips(folder, config.data.clips(config.objective.prefix_frames), config.run.sample_steps)
         else:
             base.save_pretrained(folder / "transformer")
 

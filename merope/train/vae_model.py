@@ -11,6 +11,7 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.formats.video import as_bytes, write_image
+from merope.generate.strides import vae_strides
 from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
 from merope.train.clip_pool import ClipPool
 from merope.train.model import SHARD
@@ -36,7 +37,10 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
     except (TypeError, ValueError) as error:
         fix = "use the argument names of diffusers' AutoencoderKLWan"
         raise invalid("vae.architecture", "sizes of an AutoencoderKLWan", str(error), fix) from None
-    _check_strides(vae.config, config)
+    _, pixels = vae_strides(vae.config)
+    for name in ("height", "width"):
+        if getattr(config.data, name) % pixels:
+            raise invalid(f"data.{name}", f"a multiple of {pixels}", getattr(config.data, name), "change it")
     if folder is not None:
         if not (folder / "config.json").is_file():
             raise invalid("vae.pretrained", "the folder of a saved VAE", folder, "name `trained/vae` of a run")
@@ -53,19 +57,6 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
         for part in (vae.encoder, vae.quant_conv):
             part.requires_grad_(False)
     return vae.train().to(device)
-
-
-def _check_strides(sizes: Any, config: VaeTrainConfig) -> None:
-    """diffusers believes what it is told about strides; the layers decide."""
-    halvings = len(sizes["dim_mult"]) - 1
-    pixels, frames = (sizes["patch_size"] or 1) * 2**halvings, 2 ** sum(sizes["temperal_downsample"][:halvings])
-    for name, stride in (("scale_factor_spatial", pixels), ("scale_factor_temporal", frames)):
-        if sizes[name] != stride:
-            fix = "its layers halve so often"
-            raise invalid(f"vae.architecture.{name}", f"{stride}", sizes[name], fix)
-    for name in ("height", "width"):
-        if getattr(config.data, name) % pixels:
-            raise invalid(f"data.{name}", f"a multiple of {pixels}", getattr(config.data, name), "change it")
 
 
 def loss_terms(vae: Any, video: Tensor, noise: Tensor) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from merope.train.model import build_model
 from merope.train.parallel import Ranks
 from merope.train.streams import Examples, Share
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+from merope.world.clips_file import read_clips
 from merope.world.kept_renders import KeptRenders
 from tests.train.tiny_runs import tiny_config
 
@@ -176,6 +177,7 @@ def test_a_model_of_latents_is_trained_and_driven(vae_folder: Path, tmp_path: Pa
         output_type="pt",
     ).frames
     assert video.shape == (1, 9, 3, 32, 48)
+    assert read_clips(trained) == (clips, config.run.sample_steps)
     assert torch.isfinite(video).all()
 
 

@@ -187,8 +187,14 @@ def test_pools_grow_by_as_many_clips_as_are_rendered_at_once() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("vae.architecture.scale_factor_spatial=4", r"vae\.architecture\.scale_factor_spatial must be 8, got 4"),
-        ("vae.architecture.scale_factor_temporal=8", r"vae\.architecture\.scale_factor_temporal must be 4, got 8"),
+        (
+            "vae.architecture.scale_factor_spatial=4",
+            r"vae\.scale_factor_spatial must be 8, .*, got 4",
+        ),
+        (
+            "vae.architecture.scale_factor_temporal=8",
+            r"vae\.scale_factor_temporal must be 4, .*, got 8",
+        ),
         ("vae.architecture.depth=3", r"vae\.architecture must be sizes of an AutoencoderKLWan"),
         ("vae.pretrained=nowhere", r"vae\.pretrained must be the folder of a saved VAE, got nowhere"),
         ("data.height=36", r"data\.height must be a multiple of 8, got 36"),
