@@ -80,7 +80,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
         for step in range(done, config.run.steps):
             begin(f"step {step + 1}")
             loss, norm = train_step(config, model, stream, optimisers, ranks, step)
-            update_average(average, model.transformer, config.optimiser.ema_decay)
+            update_average(average, model.transformer, config.optimiser.ema_decay, step)
             numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step)}
             done = step + 1
             if due(done, config.run.validate_every) and config.run.validation_clips:

@@ -76,7 +76,9 @@ def moving_average(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> di
 
 
 @torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float | None) -> None:
+def update_average(average: dict[str, Tensor], model: nn.Module, decay: float | None, step: int) -> None:
+    """Move the average after a step. Young averages forget faster, because they begin with untrained weights."""
     if decay is not None:
+        decay = min(decay, (1 + step) / (10 + step))
         trained = [parameter.detach() for name, parameter in model.named_parameters() if name in average]
         torch._foreach_lerp_(list(average.values()), trained, 1.0 - decay)  # in the order of named_parameters

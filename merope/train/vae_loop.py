@@ -142,9 +142,7 @@ def train_step(run: VaeRun, step: int, rate: float) -> tuple[dict[str, Tensor], 
     norm = nn.utils.clip_grad_norm_(run.vae.parameters(), config.optimiser.clip_norm)
     for optimiser in run.optimisers:
         optimiser.step()
-    decay = config.optimiser.ema_decay
-    if decay is not None:  # young averages forget faster: they begin with random weights
-        update_average(run.average, run.vae, min(decay, (1 + step) / (10 + step)))
+    update_average(run.average, run.vae, config.optimiser.ema_decay, step)
     return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}, norm
 
 

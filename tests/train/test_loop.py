@@ -250,8 +250,18 @@ def test_the_moving_average_follows_the_weights(tmp_path: Path) -> None:
     torch.nn.init.constant_(model.weight, 1.0)
     average = moving_average(config, model)
     torch.nn.init.constant_(model.weight, 2.0)
-    update_average(average, model, 0.9)
+    update_average(average, model, 0.9, step=1000)
     assert float(average["weight"]) == pytest.approx(0.9 * 1.0 + 0.1 * 2.0)
+
+
+def test_a_young_average_forgets_the_untrained_weights(tmp_path: Path) -> None:
+    config, model = tiny_config(tmp_path, "optimiser.ema_decay=0.999"), torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 0.0)
+    average = moving_average(config, model)
+    torch.nn.init.constant_(model.weight, 1.0)
+    for step in range(100):
+        update_average(average, model, 0.999, step)
+    assert 1.0 - float(average["weight"]) < 1e-6
 
 
 def test_the_optimiser_is_that_of_the_config(tmp_path: Path) -> None:
