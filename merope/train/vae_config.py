@@ -69,12 +69,17 @@ class PoolSection:
 
 @dataclass(frozen=True)
 class ReconstructionSection:
-    """Weights of the terms of the loss. Colours are in [−1, 1]; every term is a mean."""
+    """Weights of the terms of the loss, and when it is taken at half size. Colours are in [−1, 1]; terms are means."""
 
     absolute: float = 1.0  # of colour differences
     squared: float = 0.0  # of colour differences; what PSNR measures
     edges: float = 0.5  # absolute differences between the steps from a pixel to its neighbours
     kl: float = 1e-6  # of the latents' distribution from the standard normal one, per number
+    half_size: float = 0.0  # share of steps whose latents, at half size, must become the clip at half size
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.half_size <= 1.0:
+            raise invalid("objective.half_size", "in [0, 1]", self.half_size, "it is a share of steps")
 
 
 @dataclass(frozen=True)

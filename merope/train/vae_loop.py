@@ -25,7 +25,7 @@ from merope.train.vae_config import VaeTrainConfig
 from merope.train.vae_model import AT_ONCE, build_vae, export_vae, loss_terms, psnr_db
 from merope.world.clips import HELD_OUT_SEEDS
 
-LossTerms = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
+LossTerms = Callable[[Any, Tensor, Tensor, bool], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,13 +131,15 @@ def train_step(run: VaeRun, step: int, rate: float) -> tuple[dict[str, Tensor], 
     clips = data.growth.at(step)
     run.pool.fill(clips)
     seed = int(np.random.SeedSequence((config.run.seed, step)).generate_state(1, np.uint64)[0] >> 1)
-    video = run.pool.crops(clips, size, data.crop_frames, torch.Generator().manual_seed(seed))
+    drawn = torch.Generator().manual_seed(seed)
+    video = run.pool.crops(clips, size, data.crop_frames, drawn)
+    half_size = bool(torch.rand((), generator=drawn) < config.objective.half_size)
     dice = torch.Generator(run.device).manual_seed(seed)
     noise = torch.randn(run.latent_shape(size), device=run.device, generator=dice)
     begin_step(run.optimisers, rate)
     with run.autocast():
-        terms = run.terms(run.vae, video, noise)
-    loss = torch.stack([weight * terms[name] for name, weight in vars(config.objective).items()]).sum()
+        terms = run.terms(run.vae, video, noise, half_size)
+    loss = torch.stack([getattr(config.objective, name) * term for name, term in terms.items()]).sum()
     loss.backward()
     norm = nn.utils.clip_grad_norm_(run.vae.parameters(), config.optimiser.clip_norm)
     for optimiser in run.optimisers:

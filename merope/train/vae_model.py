@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor
+from torch.nn.functional import avg_pool3d
 
 from merope.errors import invalid
 from merope.formats.video import as_bytes, write_image
@@ -37,10 +38,10 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
     except (TypeError, ValueError) as error:
         fix = "use the argument names of diffusers' AutoencoderKLWan"
         raise invalid("vae.architecture", "sizes of an AutoencoderKLWan", str(error), fix) from None
-    _, pixels = vae_strides(vae.config)
+    unit = vae_strides(vae.config)[1] * (2 if config.objective.half_size else 1)
     for name in ("height", "width"):
-        if getattr(config.data, name) % pixels:
-            raise invalid(f"data.{name}", f"a multiple of {pixels}", getattr(config.data, name), "change it")
+        if getattr(config.data, name) % unit:
+            raise invalid(f"data.{name}", f"a multiple of {unit}", getattr(config.data, name), "change it")
     if folder is not None:
         if not (folder / "config.json").is_file():
             raise invalid("vae.pretrained", "the folder of a saved VAE", folder, "name `trained/vae` of a run")
@@ -59,11 +60,18 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
     return vae.train().to(device)
 
 
-def loss_terms(vae: Any, video: Tensor, noise: Tensor) -> dict[str, Tensor]:
-    """The terms of the loss by their names in [objective]. Colours of `video` [B, 3, T, H, W] are in [−1, 1]."""
+def loss_terms(vae: Any, video: Tensor, noise: Tensor, half_size: bool = False) -> dict[str, Tensor]:
+    """The terms of the loss by their names in [objective]. Colours of `video` [B, 3, T, H, W] are in [−1, 1].
+
+    Latents that mean the same picture when they are shrunk have no detail without a meaning from place to place. A
+    transformer learns such latents sooner (Kouzelis et al., EQ-VAE, 2025).
+    """
     mean, log_variance = encode_whole(vae, video).float().chunk(2, dim=1)
     log_variance = log_variance.clamp(*LOG_VARIANCE)
-    error = decode_whole(vae, mean + (0.5 * log_variance).exp() * noise, clamp=False).float() - video
+    latents = mean + (0.5 * log_variance).exp() * noise
+    if half_size:
+        latents, video = (avg_pool3d(x, (1, 2, 2)) for x in (latents, video))
+    error = decode_whole(vae, latents, clamp=False).float() - video
     return {
         "absolute": error.abs().mean(),
         "squared": error.square().mean(),

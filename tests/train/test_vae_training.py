@@ -187,20 +187,16 @@ def test_pools_grow_by_as_many_clips_as_are_rendered_at_once() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            "vae.architecture.scale_factor_spatial=4",
-            r"vae\.scale_factor_spatial must be 8, .*, got 4",
-        ),
-        (
-            "vae.architecture.scale_factor_temporal=8",
-            r"vae\.scale_factor_temporal must be 4, .*, got 8",
-        ),
+        ("vae.architecture.scale_factor_spatial=4", r"vae\.scale_factor_spatial must be 8, .*, got 4"),
+        ("vae.architecture.scale_factor_temporal=8", r"vae\.scale_factor_temporal must be 4, .*, got 8"),
         ("vae.architecture.depth=3", r"vae\.architecture must be sizes of an AutoencoderKLWan"),
         ("vae.pretrained=nowhere", r"vae\.pretrained must be the folder of a saved VAE, got nowhere"),
         ("data.height=36", r"data\.height must be a multiple of 8, got 36"),
         ("data.crop_frames=8", r"data\.crop_frames must be 4k \+ 1 frames"),
         ("data.first_clips=3", r"data\.first_clips must be in \[1, data\.clips = 2\], got 3"),
         ("run.minutes=0", r"run\.minutes must be positive"),
+        ("objective.half_size=2", r"objective\.half_size must be in \[0, 1\], got 2"),
+        ("optimiser.matrices=muon", r"optimiser\.matrices must be \"adamw\" for a VAE, got 'muon'"),
         ("optimiser.decay_steps=5", r"optimiser\.decay_steps must be 0 for a VAE, got 5"),
     ],
 )
@@ -231,3 +227,22 @@ def test_a_decoder_alone_is_trained_without_a_change_of_the_latents(trained: Pat
 def test_a_decoder_alone_needs_a_vae_to_begin_with(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'vae\.pretrained must be given with trainable = "decoder", got None'):
         tiny(tmp_path, "vae.trainable=decoder")
+
+
+def test_half_size_asks_for_latents_that_may_be_shrunk(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    vae = build_vae(config, CPU)
+    pool = ClipPool(config.data.world_clips(), 2, HELD_OUT_SEEDS, CPU)
+    pool.fill(2)
+    (video,) = pool.videos(2)
+    with torch.no_grad():
+        mean = encode_clips(vae, video)
+        terms = loss_terms(vae, video, torch.zeros_like(mean), half_size=True)
+        shrunk = torch.nn.functional.interpolate(mean.flatten(0, 1), scale_factor=0.5, mode="area")
+        decoded = vae.decode(shrunk.unflatten(0, mean.shape[:2])).sample
+        small = torch.nn.functional.interpolate(video.flatten(0, 1), scale_factor=0.5, mode="area")
+    expected = (decoded - small.unflatten(0, video.shape[:2])).abs().mean()
+    torch.testing.assert_close(terms["absolute"], expected, rtol=1e-2, atol=0)  # but for what `decode` clamps
+    train_vae(tiny(tmp_path, "objective.half_size=1", "run.steps=2"))
+    with pytest.raises(ValueError, match=r"data\.height must be a multiple of 16, got 40"):
+        train_vae(tiny(tmp_path, "objective.half_size=1", "data.height=40"))
