@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
+from diffusers.utils import logging
 from torch import Tensor
 
 from merope import formats
@@ -181,8 +182,12 @@ def _check_model(folder: Path, clips: WorldClips) -> None:
 
 def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
     """The model with its branch, in float32 however it is stored."""
-    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
-    load_branch(pipeline.transformer, folder / "branch")
+    logging.disable_progress_bar()  # it takes a second, and diffusers would draw three bars
+    try:
+        pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
+        load_branch(pipeline.transformer, folder / "branch")
+    finally:
+        logging.enable_progress_bar()
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 
