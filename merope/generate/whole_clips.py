@@ -82,12 +82,60 @@ def decode_whole(
     clamp: bool = True,  # colours to [−1, 1]; training must not: beyond it there would be no gradient
 ) -> Tensor:  # [B, 3, T, H, W]
     """The frames of latents, which are as `encode_whole` gives them: not normalised."""
-    x = _causal(vae.decoder.conv_in, _causal(vae.post_quant_conv, latents))
-    x = _middle(vae.decoder.mid_block, x)
-    for block in vae.decoder.up_blocks:
-        x = _up(block, x)
-    video = _channels_to_patches(_head(vae.decoder, x), vae.config["patch_size"] or 1)
+    video = _decoded(vae, latents, None)
     return video.clamp(-1.0, 1.0) if clamp else video
+
+
+class DecodedStream:
+    """Frames of latents that come block by block, the same as if all had been decoded at once.
+
+        stream = DecodedStream(vae)
+        frames = stream.decode(latents[:, :, :3])       # 9 frames: the first latent frame has one, the others four
+        frames = stream.decode(latents[:, :, 3:6])      # the next 12, without a seam
+
+    past: what the layers remember. It is never changed in place: put an earlier one back to undo blocks, save it to go
+    on later. Its size does not grow.
+    """
+
+    def __init__(self, vae: Any, past: dict[str, Tensor] | None = None) -> None:  # AutoencoderKLWan
+        self.vae, self.past = vae, past or {}
+        self._names = {layer: name for name, layer in vae.named_modules()}
+
+    def decode(
+        self,
+        latents: Tensor,  # [B, C, T', H', W'] the next ones, not normalised
+    ) -> Tensor:  # [B, 3, T, H, W] in [−1, 1]
+        past = _Past(self._names, self.past)
+        frames = _decoded(self.vae, latents, past).clamp(-1.0, 1.0)
+        self.past = past.after
+        return frames
+
+
+class _Past:
+    """The last inputs of the convolutions, before and after a block of a stream."""
+
+    def __init__(self, names: dict[nn.Module, str], before: dict[str, Tensor]) -> None:
+        self.names, self.before, self.after = names, before, dict(before)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.before
+
+    def joined(self, conv: nn.Module, x: Tensor, count: int) -> Tensor:
+        """The frames of a block, `count` earlier ones before them; zeros before the first."""
+        name = self.names[conv]
+        earlier = self.before.get(name)
+        x = pad(x, (0, 0, 0, 0, count, 0)) if earlier is None else torch.cat((earlier, x), dim=2)
+        self.after[name] = x[:, :, x.shape[2] - count :].clone()  # a view would keep the whole block
+        return x
+
+
+def _decoded(vae: Any, latents: Tensor, past: _Past | None) -> Tensor:  # [B, C, T', H', W'] -> [B, 3, T, H, W]
+    x = _causal(vae.decoder.conv_in, _causal(vae.post_quant_conv, latents, past), past)
+    x = _middle(vae.decoder.mid_block, x, past)
+    for block in vae.decoder.up_blocks:
+        x = _up(block, x, past)
+    return _channels_to_patches(_head(vae.decoder, x, past), vae.config["patch_size"] or 1)
 
 
 def _down(block: Any, x: Tensor) -> Tensor:
@@ -102,42 +150,47 @@ def _down(block: Any, x: Tensor) -> Tensor:
     return _downsampled(block, x) if isinstance(block, WanResample) else _residual(block, x)
 
 
-def _up(block: Any, x: Tensor) -> Tensor:
+def _up(block: Any, x: Tensor, past: _Past | None) -> Tensor:
     """A block of the decoder, with a shortcut around it in Wan2.2."""
     inner = x
     for resnet in block.resnets:
-        inner = _residual(resnet, inner)
+        inner = _residual(resnet, inner, past)
     is_wan21 = hasattr(block, "upsamplers")
     upsampler = (block.upsamplers or [None])[0] if is_wan21 else block.upsampler
     if upsampler is not None:
-        inner = _upsampled(upsampler, inner)
+        inner = _upsampled(upsampler, inner, past)
     shortcut = None if is_wan21 else block.avg_shortcut
-    return inner if shortcut is None else inner + shortcut(x, first_chunk=True)
+    return inner if shortcut is None else inner + shortcut(x, first_chunk=_is_first(past))
 
 
-def _middle(block: Any, x: Tensor) -> Tensor:
-    x = _residual(block.resnets[0], x)
+def _middle(block: Any, x: Tensor, past: _Past | None = None) -> Tensor:
+    x = _residual(block.resnets[0], x, past)
     for attention, resnet in zip(block.attentions, block.resnets[1:], strict=True):
-        x = _residual(resnet, attention(x))
+        x = _residual(resnet, attention(x), past)
     return x
 
 
-def _head(coder: Any, x: Tensor) -> Tensor:
+def _head(coder: Any, x: Tensor, past: _Past | None = None) -> Tensor:
     """The last layer of the encoder or the decoder."""
-    return _causal(coder.conv_out, coder.nonlinearity(coder.norm_out(x)))
+    return _causal(coder.conv_out, coder.nonlinearity(coder.norm_out(x)), past)
 
 
-def _residual(block: Any, x: Tensor) -> Tensor:
-    inner = _causal(block.conv1, block.nonlinearity(block.norm1(x)))
-    inner = _causal(block.conv2, block.dropout(block.nonlinearity(block.norm2(inner))))
+def _residual(block: Any, x: Tensor, past: _Past | None = None) -> Tensor:
+    inner = _causal(block.conv1, block.nonlinearity(block.norm1(x)), past)
+    inner = _causal(block.conv2, block.dropout(block.nonlinearity(block.norm2(inner))), past)
     return inner + block.conv_shortcut(x)
 
 
-def _causal(conv: Any, x: Tensor) -> Tensor:
+def _is_first(past: _Past | None) -> bool:
+    """Whether a clip begins here: its first latent frame has one frame, all others have four."""
+    return past is None or past.is_empty
+
+
+def _causal(conv: Any, x: Tensor, past: _Past | None = None) -> Tensor:
     """A convolution of stride 1 that looks back in time; what lies before the clip and around its frames is zero."""
     time, rows, columns = conv.kernel_size
     if time > 1:
-        x = pad(x, (0, 0, 0, 0, time - 1, 0))
+        x = pad(x, (0, 0, 0, 0, time - 1, 0)) if past is None else past.joined(conv, x, time - 1)
     return conv3d(x, conv.weight, conv.bias, padding=(0, rows // 2, columns // 2))
 
 
@@ -149,14 +202,15 @@ def _downsampled(layer: Any, x: Tensor) -> Tensor:
     return torch.cat([x[:, :, :1], layer.time_conv(x)], dim=2)
 
 
-def _upsampled(layer: Any, x: Tensor) -> Tensor:
+def _upsampled(layer: Any, x: Tensor, past: _Past | None) -> Tensor:
     """Twice the size and, where the layer has a stride in time, twice the frames after the first.
 
     Those see zeros in the place of the first frame: that is how Wan was trained.
     """
-    if layer.mode == "upsample3d" and x.shape[2] > 1:
-        first, rest = x[:, :, :1], x[:, :, 1:]
-        pairs = _causal(layer.time_conv, rest).unflatten(1, (2, -1))  # [B, 2, C, T, H, W]
+    alone = 1 if _is_first(past) else 0
+    if layer.mode == "upsample3d" and x.shape[2] > alone:
+        first, rest = x[:, :, :alone], x[:, :, alone:]
+        pairs = _causal(layer.time_conv, rest, past).unflatten(1, (2, -1))  # [B, 2, C, T, H, W]
         x = torch.cat([first, pairs.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)], dim=2)
     return _frame_by_frame(layer.resample, x)
 

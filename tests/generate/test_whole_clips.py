@@ -9,7 +9,7 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor
 
 from merope.generate import whole_clips
-from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
+from merope.generate.whole_clips import DecodedStream, decode_clips, decode_whole, encode_clips, encode_whole
 
 WAN21 = {"dim_mult": [1, 2, 2], "temperal_downsample": [True, True], "scale_factor_spatial": 4}
 STRIDE_2 = {"dim_mult": [1, 2, 2], "temperal_downsample": [False, True], "scale_factor_temporal": 2}
@@ -96,3 +96,29 @@ def test_small_clips_pass_whole_unless_the_vae_saves_memory(monkeypatch: pytest.
     accelerate.cpu_offload(vae, execution_device=torch.device("cpu"))
     encode_clips(vae, video)
     assert chunks == [2, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [(3, 3, 1), (1, 1, 5), (2, 5), (7,)], ids=str)
+@torch.no_grad()
+def test_a_stream_of_blocks_is_the_whole_clip(kind: str, blocks: tuple[int, ...]) -> None:
+    vae = tiny(kind)
+    latents = torch.randn(2, 3, 7, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    stream = DecodedStream(vae)
+    frames = torch.cat([stream.decode(block) for block in latents.split(blocks, dim=2)], dim=2)
+    torch.testing.assert_close(frames, decode_whole(vae, latents), rtol=0.0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_stream_may_be_undone_and_gone_on_with() -> None:
+    vae = tiny("miniature")
+    first, wrong, right = torch.randn(3, 1, 3, 2, 4, 8, dtype=torch.float64).unbind()
+    stream = DecodedStream(vae)
+    stream.decode(first)
+    before = stream.past
+    stream.decode(wrong)
+    stream.past = before
+    frames = stream.decode(right)
+    elsewhere = DecodedStream(vae, {name: value.clone() for name, value in before.items()})
+    assert torch.equal(elsewhere.decode(right), frames)
+    assert {name: value.shape for name, value in stream.past.items()} == {n: v.shape for n, v in before.items()}
