@@ -56,7 +56,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     )
     print(as_text(results))
     print(f"wrote {options.out / 'report.html'}, results.json and clips.csv")
-    if not any(clip.is_measured for clip in results.clips):
+    # Poses that were found but are not trusted are a finding, no failure.
+    if all(clip.metrics is None or clip.metrics.valid_frames < 2 for clip in results.clips):
         fix = "mend the problems above; videos whose pose files have no lens need --fov"
         raise invalid("videos", "such that at least one can be measured", f"none of {len(results.clips)}", fix)
     return 0

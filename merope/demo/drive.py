@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
-from diffusers.utils import logging
 from torch import Tensor
 
 from merope import formats
@@ -38,7 +37,7 @@ from merope.formats.trajectory import Trajectory
 from merope.formats.video import as_bytes, write_animation, write_image, write_video
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import check_prefix_count
-from merope.generate.preflight import check_branch, outline_model
+from merope.generate.preflight import check_branch, no_loading_bars, outline_model
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
 from merope.world.clips_file import CLIPS_FILE, EXAMPLE, read_clips
 from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
@@ -182,12 +181,9 @@ def _check_model(folder: Path, clips: WorldClips) -> None:
 
 def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
     """The model with its branch, in float32 however it is stored."""
-    logging.disable_progress_bar()  # it takes a second, and diffusers would draw three bars
-    try:
+    with no_loading_bars():  # it takes a second
         pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
         load_branch(pipeline.transformer, folder / "branch")
-    finally:
-        logging.enable_progress_bar()
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 

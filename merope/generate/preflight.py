@@ -1,7 +1,8 @@
 """What is wrong with a model or branch folder, found from its small files before gigabytes of weights are read."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from diffusers.utils import logging
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -167,3 +169,13 @@ def _config(name: str, kind: Any, given: str) -> dict[str, Any]:
 def _components(index: Mapping[str, Any]) -> set[str]:
     """Names of the components that a model_index.json says are there."""
     return {name for name, value in index.items() if isinstance(value, list) and len(value) == 2 and value[0]}
+
+
+@contextmanager
+def no_loading_bars() -> Iterator[None]:
+    """Without the progress bars that diffusers draws for every part of a model that it reads."""
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
