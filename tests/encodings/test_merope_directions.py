@@ -77,6 +77,15 @@ def test_the_named_encoding_is_the_option(seed: int, lens: merope.Lens, options:
         torch.testing.assert_close(ours.operators(token), theirs.operators(token), rtol=0, atol=1e-14)
 
 
+def test_keys_depend_on_the_querys_camera_in_more_channels_than_the_papers() -> None:
+    plans = {name: merope.encoding(name).plan(Cameras(random_poses(3), PINHOLE), GRID) for name in ("merope", NAME)}
+    grouped = {
+        name: sum(block.stop - block.start for block in plan.blocks if block.key.groups > 1)
+        for name, plan in plans.items()
+    }
+    assert grouped == {"merope": 60, NAME: 96}
+
+
 def test_the_named_encoding_has_phases_and_the_papers_has_none() -> None:
     assert merope.encoding(NAME, direction_scale=20.0).direction_scale == 20.0
     assert merope.encoding("merope").direction_scale is None
