@@ -1,4 +1,4 @@
-"""Per-token orthogonal encodings against metric translation: the table and the picture of docs/trilemma.md.
+"""Per-token orthogonal operators against metric translation and direction phases: what docs/trilemma.md shows.
 
     python benchmarks/trilemma.py [--dims 12 24 48] [--steps 300] [--seed 0]
 
@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from merope.paper.trilemma import Row, run, table
+from merope.paper.trilemma import Row, direction_rows, direction_table, run, table
 
 DIMS, STEPS, SEED = (12, 24, 48), 300, 0
 ROOT = Path(__file__).parents[1]
@@ -57,15 +57,15 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     rows = run(tuple(options.dims), options.steps, options.seed)
-    print(table(rows))
+    directions = direction_rows(tuple(options.dims), options.seed)
+    print("metric translation", table(rows), "direction phases", direction_table(directions), sep="\n")
     print(f"{time.perf_counter() - started:.0f} s")
     if (tuple(options.dims), options.steps, options.seed) != (DIMS, STEPS, SEED):
         return
     results = ROOT / "benchmarks" / "results" / "trilemma.json"
     results.parent.mkdir(exist_ok=True)
-    results.write_text(
-        json.dumps({"steps": STEPS, "seed": SEED, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
-    )
+    tables = {"rows": [asdict(row) for row in rows], "directions": [asdict(row) for row in directions]}
+    results.write_text(json.dumps({"steps": STEPS, "seed": SEED, **tables}, indent=1) + "\n")
     print(f"wrote {results}")
     draw(rows, ROOT / "docs" / "images" / "trilemma.png")
 

@@ -8,6 +8,7 @@ from merope.adapters.history import HistoryPath
 from merope.adapters.rerope import PARTITION_96, Bands
 from merope.encodings import ENCODINGS, encoding
 from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
+from merope.encodings.merope import MeRoPE
 from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.errors import invalid
@@ -123,7 +124,7 @@ def make_carved_encoding(name: str, channels: int, options: dict[str, Any], tran
     if ENCODINGS[name].content_channels:
         expected = f"one that reads no tokens for rerope, which has no layer to predict {name}'s content"
         raise invalid("encoding", expected, repr(name), 'use integration="parallel"')
-    if name == "merope" and channels == sum(PARTITION_96):
+    if issubclass(ENCODINGS[name], MeRoPE) and channels == sum(PARTITION_96):
         options = {"partition": PARTITION_96, **options}
     return make_encoding(name, channels, options, translation_scale)
 

@@ -54,10 +54,10 @@ def add_taxonomy(parser: argparse.ArgumentParser) -> None:
 
 def _taxonomy(options: argparse.Namespace) -> int:
     from merope.draw.progress import ProgressLine
-    from merope.paper.taxonomy import PAPER, as_json, measure, table
+    from merope.paper.taxonomy import MEASURED, as_json, measure, table
 
-    rows, progress = [], ProgressLine("measuring", len(PAPER), "encodings")
-    for name in PAPER:
+    rows, progress = [], ProgressLine("measuring", len(MEASURED), "encodings")
+    for name in MEASURED:
         rows.append(measure(name))
         progress.show(len(rows))
     print(as_json(rows) if options.json else table(rows))

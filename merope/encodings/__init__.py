@@ -6,7 +6,7 @@ from typing import Any
 from merope.encodings.cape import CaPE
 from merope.encodings.crepe import CRePE
 from merope.encodings.gta import GTA
-from merope.encodings.merope import MeRoPE
+from merope.encodings.merope import MeRoPE, MeRoPEPhases
 from merope.encodings.none import NoEncoding
 from merope.encodings.prope import PRoPE
 from merope.encodings.protocol import Encoding
@@ -19,6 +19,7 @@ from merope.errors import invalid
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "merope": MeRoPE,
+    "merope_phases": MeRoPEPhases,
     "cape": CaPE,
     "gta": GTA,
     "prope": PRoPE,

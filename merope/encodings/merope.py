@@ -153,6 +153,13 @@ class MeRoPE(Encoding):
         return multiply(arc_turns(arc, fractions), key_frames[..., None, :])
 
 
+@dataclass(frozen=True)
+class MeRoPEPhases(MeRoPE):
+    """MeRoPE with phases of directions in place of its rotation block, "merope_phases": ours, not the paper's."""
+
+    direction_scale: float = 50.0
+
+
 def _direction_block(start: int, channels: int, query: Tokens, key: Tokens, scale_rad: float) -> Block:
     """Rot(ω_m ([R_iᵀ R_j d_b]_c − [d_a]_c)), axis-major, then frequency: rays as the query's camera sees them."""
     pairs = channels // 6
@@ -242,5 +249,5 @@ def _check(encoding: MeRoPE) -> None:
         expected = f"a divisor of {pairs}, the channel pairs per axis"
         raise invalid("frequencies", expected, encoding.frequencies, "1 is the single-frequency ablation")
     check_positive("native_base", encoding.native_base)
-    if encoding.direction_scale is not None and not 0 < encoding.direction_scale < math.inf:
-        raise invalid("direction_scale", "None, or positive and finite", encoding.direction_scale, "RayNova has 50")
+    if encoding.direction_scale is not None:
+        check_positive("direction_scale", encoding.direction_scale, "RayNova has 50")

@@ -16,7 +16,7 @@ from merope.encodings import encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 
-METHODS = ("gta", "merope")
+METHODS = {"gta": "GTA", "merope": "MeRoPE", "merope_phases": "MeRoPE, phases"}
 BASELINES_M = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 MASS_BASELINES_M = (1.0, 10.0, 50.0, 200.0)
 LENS = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)  # a 64° driving camera
@@ -99,16 +99,13 @@ def growth_table(growth: list[Growth]) -> str:
     lines = [
         "Two cameras on a straight road, random features. A norm-preserving encoding keeps both columns at 1.",
         "",
-        f"{'baseline':>10}   {'logit, rms':^21}   {'‖U v‖ / ‖v‖, rms':^21}",
-        f"{'':>10}   {'GTA':>10} {'MeRoPE':>10}   {'GTA':>10} {'MeRoPE':>10}",
+        f"{'baseline':>10}{'logit, rms':^48}{'‖U v‖ / ‖v‖, rms':^48}",
+        f"{'':>10}" + 2 * "".join(f"{label:>16}" for label in METHODS.values()),
     ]
     for baseline_m in BASELINES_M:
-        pair = [rows[m, baseline_m] for m in METHODS]
-        logits, norms = (
-            " ".join(f"{value:10.4g}" for value in column)
-            for column in ([g.logit for g in pair], [g.value_norm for g in pair])
-        )
-        lines.append(f"{baseline_m:>8g} m   {logits}   {norms}")
+        measured = [rows[method, baseline_m] for method in METHODS]
+        cells = [*(g.logit for g in measured), *(g.value_norm for g in measured)]
+        lines.append(f"{baseline_m:>8g} m" + "".join(f"{value:16.4g}" for value in cells))
     return "\n".join([*lines, ""])
 
 
@@ -118,15 +115,20 @@ def mass_table(mass: dict[str, dict[float, list[float]]]) -> str:
         "Where the last of 13 frames looks: attention of its centre token on the 3 farthest and the 3 nearest frames",
         "(evenly spread it would be 23 % each). Random features that share half of their variance.",
         "",
-        f"{'drive':>10}   {'GTA far':>8} {'near':>8}   {'MeRoPE far':>10} {'near':>8}",
+        f"{'drive':>10}" + "".join(f"{label + ' far':>21}{'near':>8}" for label in METHODS.values()),
     ]
     for length in MASS_BASELINES_M:
-        cells = [f"{sum(mass[m][length][:3]):8.1%} {sum(mass[m][length][-3:]):8.1%}" for m in METHODS]
-        lines.append(f"{length:>8g} m   {cells[0]}     {cells[1]}")
+        cells = [f"{sum(mass[m][length][:3]):21.1%}{sum(mass[m][length][-3:]):8.1%}" for m in METHODS]
+        lines.append(f"{length:>8g} m" + "".join(cells))
     return "\n".join([*lines, ""])
 
 
-STYLE = {"gta": ("GTA", "#c44e52"), "merope": ("MeRoPE", "#4c72b0")}
+STYLE = {
+    "gta": ("o-", "#c44e52", "Reds"),
+    "merope": ("o-", "#4c72b0", "Blues"),
+    "merope_phases": ("x--", "#55a868", "Greens"),
+}
+"""Marks, colour and shades of a method."""
 
 
 def draw_growth(growth: list[Growth], folder: Path) -> Path:
@@ -137,11 +139,10 @@ def draw_growth(growth: list[Growth], folder: Path) -> Path:
     for axis, field, title in zip(
         axes, ("logit", "value_norm"), ("attention logit (rms)", "‖U v‖ / ‖v‖ (rms)"), strict=True
     ):
-        for method, (label, colour) in STYLE.items():
+        for method, (marks, colour, _) in STYLE.items():
             rows = [g for g in growth if g.method == method]
-            axis.loglog(
-                [g.baseline_m for g in rows], [getattr(g, field) for g in rows], "o-", color=colour, label=label
-            )
+            baselines_m, values = [g.baseline_m for g in rows], [getattr(g, field) for g in rows]
+            axis.loglog(baselines_m, values, marks, color=colour, label=METHODS[method])
         axis.set(xlabel="metres between the two cameras", title=title)
         axis.grid(alpha=0.3)
     axes[0].legend()
@@ -152,16 +153,16 @@ def draw_mass(mass: dict[str, dict[float, list[float]]], folder: Path) -> Path:
     """Attention mass by frame, one curve a drive length, one panel a method."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
-    for axis, (method, (label, _)) in zip(axes, STYLE.items(), strict=True):
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.4), sharey=True, layout="constrained")
+    for axis, (method, (_, _, shades)) in zip(axes, STYLE.items(), strict=True):
         for shade, (length, shares) in zip(
             torch.linspace(0.3, 0.95, len(mass[method])), mass[method].items(), strict=True
         ):
-            colour = (plt.cm.Reds if method == "gta" else plt.cm.Blues)(float(shade))
+            colour = plt.get_cmap(shades)(float(shade))
             axis.plot(range(len(shares)), shares, "o-", color=colour, label=f"{length:g} m", markersize=4)
-        axis.set(xlabel="frame (the query is in the last one)", title=f"{label}: attention of the last frame")
+        axis.set(xlabel="frame (the query is in the last one)", title=f"{METHODS[method]}: attention of the last frame")
         axis.grid(alpha=0.3)
-        axis.legend(title="drive")
+        axis.legend(title="drive", loc="upper center")
     axes[0].set_ylabel("share of attention")
     return _save(figure, folder / "attention-mass.png")
 

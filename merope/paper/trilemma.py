@@ -4,16 +4,22 @@ Target: MeRoPE's metric translation, τ_ij = ⊕ Rot(ω_k [R_iᵀ(o_j − o_i)]_
 per-token orthogonal operators, U(T_i)ᵀ U(T_j) with U: SE(3) → SO(d) learned. The residual is ‖U_iᵀU_j − τ_ij‖² / d,
 averaged over pairs: 0 is exact, 2 is what operators unrelated to the target have.
 n poses, d channels of a head, p = d / 2 channel pairs.
+
+Direction phases, Rot(ω_m [R_iᵀR_j d_j − d_i]_c), are the same target for camera centres o = R d on the unit sphere. So
+the floor holds for them, too (`direction_rows`).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from merope.encodings.merope import MeRoPE
+from merope.encodings.merope import DIRECTION_BASE, MeRoPE, MeRoPEPhases
+from merope.encodings.protocol import Encoding
+from merope.encodings.rotary import rotary_frequencies
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
@@ -21,10 +27,12 @@ from merope.geometry.poses import inverse, relative, rigid
 from merope.geometry.quaternions import matrix_from_quaternion
 
 Rotations = Literal["none", "all"]
+CONDITIONS: tuple[Rotations, ...] = ("none", "all")
 
 WAVELENGTHS_M = (4.0, 16.0)
 RADIUS_M = 4.0  # of the ball of camera centres: displacements reach two short wavelengths and half a long one
 TRAIN_POSES, TEST_POSES, PLAN_POSES = 32, 256, 24  # each set of n poses makes n(n − 1) pairs
+HALF_IMAGE = torch.tensor([0.63, 0.35], dtype=torch.float64)  # tangents of a 64° driving camera
 LEARNING_RATE = 1e-2
 HIDDEN = 128
 
@@ -42,15 +50,35 @@ class Row:
     blind: float  # U = I: what the theorem leaves
 
 
+@dataclass(frozen=True)
+class DirectionRow:
+    """Residuals against direction phases, nothing trained, with cameras that all look the same way or anywhere."""
+
+    dim: int
+    rotations: Rotations
+    merope_phases: float  # the plan of the encoding of that name
+    floor: float  # no per-token U whatsoever is below this on the test rays
+    blind: float  # U = I
+
+
+def direction_rows(dims: tuple[int, ...] = (12, 24, 48), seed: int = 0) -> list[DirectionRow]:
+    """For every head size without and with rotations. The caller's random state is left alone."""
+    _check_dims(dims)
+    with torch.random.fork_rng(devices=[]):
+        return [_direction_row(dim, rotations, seed) for dim in dims for rotations in CONDITIONS]
+
+
 def run(dims: tuple[int, ...] = (12, 24, 48), steps: int = 300, seed: int = 0) -> list[Row]:
     """The experiment, for every head size without and with rotations. The caller's random state is left alone."""
-    if not dims or any(dim <= 0 or dim % 12 for dim in dims):
-        raise invalid(
-            "dims", "multiples of 12 (3 axes, 2 wavelengths, 2 channels)", dims, "the default is (12, 24, 48)"
-        )
-    conditions: tuple[Rotations, ...] = ("none", "all")
+    _check_dims(dims)
     with torch.random.fork_rng(devices=[]):
-        return [_row(dim, rotations, steps, seed) for dim in dims for rotations in conditions]
+        return [_row(dim, rotations, steps, seed) for dim in dims for rotations in CONDITIONS]
+
+
+def _check_dims(dims: tuple[int, ...]) -> None:
+    if not dims or any(dim <= 0 or dim % 12 for dim in dims):
+        expected = "multiples of 12 (3 axes, 2 wavelengths, 2 channels)"
+        raise invalid("dims", expected, dims, "the default is (12, 24, 48)")
 
 
 def _row(dim: int, rotations: Rotations, steps: int, seed: int) -> Row:
@@ -73,6 +101,35 @@ def _row(dim: int, rotations: Rotations, steps: int, seed: int) -> Row:
         floor=spectral_floor(phases),
         blind=float(residual(torch.eye(dim).double().expand(TEST_POSES, dim, dim), phases)),
     )
+
+
+def _direction_row(dim: int, rotations: Rotations, seed: int) -> DirectionRow:
+    torch.manual_seed(seed)
+    poses = random_poses(TEST_POSES, rotations)
+    places = HALF_IMAGE * (2 * torch.rand(TEST_POSES, 2, dtype=torch.float64) - 1)  # of the tokens, in the image plane
+    rays = nn.functional.normalize(nn.functional.pad(places, (0, 1), value=1.0), dim=-1)
+    phases = direction_phases(poses[:, :3, :3], rays, dim)
+    some = slice(PLAN_POSES)
+    method = MeRoPEPhases(head_dim=dim, partition=(0, dim, 0, 0))
+    lens = Pinhole(1.0, 1.0, 0.5 - places[some, 0], 0.5 - places[some, 1], 1, 1)
+    return DirectionRow(
+        dim=dim,
+        rotations=rotations,
+        merope_phases=plan_residual(method, Cameras(poses[some], lens), phases[some, some]),
+        floor=spectral_floor(phases),
+        blind=float(residual(torch.eye(dim).double().expand(TEST_POSES, dim, dim), phases)),
+    )
+
+
+def direction_phases(
+    rotations: Tensor,  # [n, 3, 3]
+    rays: Tensor,  # [n, 3] one of each camera
+    dim: int,
+) -> Tensor:  # [n, n, p] float64
+    """ω_m [R_iᵀR_j d_j − d_i]_c of every ordered pair, axis-major, then frequency."""
+    frequencies = MeRoPEPhases.direction_scale * rotary_frequencies(dim // 3, DIRECTION_BASE)
+    on_sphere = rigid(rotations, (rotations @ rays[..., None]).squeeze(-1))
+    return (relative(on_sphere[:, None], on_sphere[None])[..., :3, 3, None] * frequencies).flatten(-2)
 
 
 def random_poses(count: int, rotations: Rotations) -> Tensor:  # [n, 4, 4] float64
@@ -138,16 +195,25 @@ def merope_residual(
     encoding = MeRoPE(
         head_dim=dim, partition=(0, 0, dim, 0), wavelengths_m=WAVELENGTHS_M, frequencies=len(WAVELENGTHS_M)
     )
-    plan = encoding.plan(Cameras(poses, Pinhole(1.0, 1.0, 0.5, 0.5, 1, 1)), grid=(1, 1))
-    phases = target_phases(poses, dim)
-    target = torch.zeros(*phases.shape[:2], dim, dim, dtype=torch.float64)
+    cameras = Cameras(poses, Pinhole(1.0, 1.0, 0.5, 0.5, 1, 1))
+    return plan_residual(encoding, cameras, target_phases(poses, dim))
+
+
+def plan_residual(
+    encoding: Encoding,
+    cameras: Cameras,  # [n], of one token each
+    phases: Tensor,  # [n, n, p]
+) -> float:
+    """The residual of an encoding's plan, which needs not be per token, against dense τ."""
+    count, dim = len(phases), 2 * phases.shape[-1]
+    plan = encoding.plan(cameras, grid=(1, 1))
+    target = torch.zeros(count, count, dim, dim, dtype=torch.float64)
     even = torch.arange(0, dim, 2)
     target[..., even, even] = target[..., even + 1, even + 1] = phases.cos()
     target[..., even + 1, even] = phases.sin()
     target[..., even, even + 1] = -phases.sin()
-    operators = torch.stack([plan.operators(token) for token in range(plan.query_tokens)])
-    pairs = poses.shape[0] * (poses.shape[0] - 1)
-    return float((operators - target).square().sum()) / (pairs * dim)
+    operators = torch.stack([plan.operators(token) for token in range(count)])
+    return float((operators - target).square().sum()) / (count * (count - 1) * dim)
 
 
 class PerTokenOperator(nn.Module):
@@ -213,9 +279,18 @@ def fit(model: PerTokenOperator, rotations: Rotations, steps: int) -> PerTokenOp
 def table(rows: list[Row]) -> str:
     """The rows as text."""
     names = ("MeRoPE", "any U(T)", "plane waves", "floor", "blind")
+    numbers = [(row.merope, row.any_map, row.plane_waves, row.floor, row.blind) for row in rows]
+    return _table(names, rows, numbers)
+
+
+def direction_table(rows: list[DirectionRow]) -> str:
+    """The rows as text."""
+    return _table(("with phases", "floor", "blind"), rows, [(r.merope_phases, r.floor, r.blind) for r in rows])
+
+
+def _table(names: tuple[str, ...], rows: Sequence[Row | DirectionRow], numbers: Sequence[tuple[float, ...]]) -> str:
     lines = [f"{'d':>4}  {'rotations':<9}" + "".join(f"{name:>13}" for name in names)]
-    for row in rows:
-        values = (row.merope, row.any_map, row.plane_waves, row.floor, row.blind)
+    for row, values in zip(rows, numbers, strict=True):
         cells = "".join(f"{value:>13.1e}" if value < 1e-3 else f"{value:>13.3f}" for value in values)
         lines.append(f"{row.dim:>4}  {row.rotations:<9}{cells}")
     return "\n".join(lines)

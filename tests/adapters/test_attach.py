@@ -166,8 +166,8 @@ def test_injection_schedules() -> None:
 
 @pytest.mark.parametrize("name", sorted(ENCODINGS))
 def test_every_encoding_starts_at_the_base_model_and_learns(name: str) -> None:
-    options = TINY_MEROPE if name == "merope" else {}
-    heads = {"num_attention_heads": 2, "attention_head_dim": 48} if name not in ("merope",) else {}
+    options = TINY_MEROPE if name.startswith("merope") else {}
+    heads = {} if options else {"num_attention_heads": 2, "attention_head_dim": 48}
     transformer = tiny_wan(num_layers=2, **heads)
     base = run(transformer)
     branch = attach(transformer, tiny_config(encoding=name, encoding_options=options, qk_norm="rms"))
@@ -180,7 +180,9 @@ def test_every_encoding_starts_at_the_base_model_and_learns(name: str) -> None:
     assert (changed == 0) if name == "none" else (changed > 1e-4)
 
 
-@pytest.mark.parametrize(("encoding", "options"), [("merope", TINY_MEROPE), ("raynova", {})])
+@pytest.mark.parametrize(
+    ("encoding", "options"), [("merope", TINY_MEROPE), ("merope_phases", TINY_MEROPE), ("raynova", {})]
+)
 def test_the_world_frame_has_no_effect(encoding: str, options: dict[str, object]) -> None:
     """Not even on RayNova, whose phases are of the world: maps and reconstructions have origins of their own."""
     transformer = tiny_wan(torch.float64, attention_head_dim=24 if options else 32)

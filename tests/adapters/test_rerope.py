@@ -76,10 +76,11 @@ def test_without_a_camera_encoding_only_the_slow_phases_are_lost() -> None:
     assert (base - out).abs().max() > 1e-3
 
 
-def test_no_new_parameters_and_the_papers_channels() -> None:
+@pytest.mark.parametrize("name", ["merope", "merope_phases"])
+def test_no_new_parameters_and_the_papers_channels(name: str) -> None:
     transformer = meta_wan(WAN22_5B)
     keys = list(transformer.state_dict())
-    branch = attach(transformer, CameraBranchConfig(integration="rerope"))
+    branch = attach(transformer, CameraBranchConfig(encoding=name, integration="rerope"))
     assert list(transformer.state_dict()) == keys
     assert branch.encoding.channels == (36, 36, 24, 0)
     assert native_bands(128) == (44, 42, 42)

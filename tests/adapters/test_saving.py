@@ -17,6 +17,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 VARIANTS: dict[str, dict[str, Any]] = {
     "merope": {},
     "merope in some blocks, with norms": {"blocks": [0, 3], "qk_norm": "rms", "compression": 1},
+    "merope_phases": {"encoding": "merope_phases"},
     "ucpe": {"encoding": "ucpe", "encoding_options": {}, "translation_scale": 0.03},
     "rayrope": {"encoding": "rayrope", "encoding_options": {}},
     "additive": {"integration": "additive", "encoding": "plucker", "encoding_options": {"samples": 2}},
@@ -40,6 +41,17 @@ def test_save_and_load_give_identical_outputs(tmp_path: Path, variant: str, dtyp
     assert torch.equal(run(other, cameras()), run(transformer, cameras()))
     assert {name: p.dtype for name, p in loaded.named_parameters()} == {n: dtype for n, _ in branch.named_parameters()}
     assert not any(p.is_meta for p in other.parameters())
+
+
+def test_a_branch_of_before_the_name_is_that_of_the_name(tmp_path: Path) -> None:
+    """Branches were saved as "merope" with direction_scale 50, the one in the package too."""
+    spelt = {"encoding_options": TINY_MEROPE | {"direction_scale": 50.0}}
+    for folder, options in (("spelt", spelt), ("named", VARIANTS["merope_phases"])):
+        perturb(attach(tiny_wan(), tiny_config(**options))).save_pretrained(tmp_path / folder)
+    models = {folder: tiny_wan() for folder in ("spelt", "named")}
+    branches = {folder: load_branch(model, tmp_path / folder) for folder, model in models.items()}
+    assert (branches["spelt"].config["encoding"], branches["named"].config["encoding"]) == ("merope", "merope_phases")
+    torch.testing.assert_close(run(models["spelt"], cameras()), run(models["named"], cameras()), rtol=0, atol=1e-6)
 
 
 def test_the_folder_holds_the_branch_alone_and_says_what_it_is(tmp_path: Path) -> None:

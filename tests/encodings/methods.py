@@ -3,7 +3,7 @@
 MeRoPE is held to more in test_merope.py and tests/attention.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor
 from merope import GTA, AttentionPlan, Cameras, Lens, Pinhole, UnifiedCamera
 from merope.encodings.cape import CaPE
 from merope.encodings.crepe import CRePE
+from merope.encodings.merope import MeRoPEPhases
 from merope.encodings.prope import PRoPE
 from merope.encodings.protocol import Encoding
 from merope.encodings.raynova import RayNova
@@ -81,7 +82,15 @@ class Method:
         return UnifiedCamera(fx * zoom, fy, 128.0, 72.0, xi, 256, 144)
 
 
+PHASES = MeRoPEPhases(32, (18, 6, 6, 2), (2, 0, 0))
+
 METHODS = {
+    "merope_phases": Method(
+        {"": PHASES, "transport": replace(PHASES, anchor_frame="transport")},
+        norms="kept",
+        options={"finer": replace(PHASES, direction_scale=80.0), "logits": replace(PHASES, transform_values=False)},
+        projects=True,
+    ),
     "cape": Method(
         {"": CaPE(16), "values": CaPE(16, transform_values=True)},
         norms="grown",

@@ -109,11 +109,17 @@ def test_a_batch_is_its_clips_one_by_one(method: Method, lens_shape: tuple[int, 
 @pytest.mark.parametrize("batch", [False, True])
 @each_variant_with("extra", [2], projecting=[0])
 def test_tokens_without_a_camera(method: Method, encoding: Encoding, batch: bool, extra: int) -> None:
-    """Backends agree, and the camera blocks of such tokens are the identity already in the tables."""
+    """Backends agree, and the camera blocks of such tokens are the identity, already in the tables of tokens.
+
+    A table of cameras cannot say it of a token at the rim of a lens; there the plan does.
+    """
     some = plan(encoding, mixed_cameras(batch, method.mixed_lens), GRID, clips=2, extra_tokens=extra)
     assert_mixed(some.query_has_camera)
     assert_backends_agree(some, batch=2)
-    for operator in (operator for block in some.camera_blocks for operator in block.operators):
+    for block in some.camera_blocks:
+        pairs = some.operators(0)[~some.key_has_camera[0], block.channels, block.channels]
+        assert torch.equal(pairs, torch.eye(pairs.shape[-1], dtype=torch.float64).expand_as(pairs))
+    for operator in (operator for block in some.camera_blocks for operator in block.operators if operator.rows is None):
         for clip, flags in enumerate(some.key_has_camera.expand(operator.table.shape[0], -1)):
             rows = operator.matrices()[clip, :, :, ~flags]
             assert torch.equal(rows, torch.eye(rows.shape[-1], dtype=torch.float64).expand_as(rows))

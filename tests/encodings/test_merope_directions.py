@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from merope import Cameras, MeRoPE
 from merope.encodings import merope as encoding_file
 from merope.geometry.poses import rigid
 
-GRID, SCALE = (2, 3), 50.0
+GRID, SCALE, NAME = (2, 3), 50.0, "merope_phases"
 PHASES = MeRoPE(head_dim=128, direction_scale=SCALE)
 
 
@@ -48,15 +49,61 @@ def test_the_other_blocks_are_those_of_the_paper() -> None:
     assert not ours[kept][:, 36:72].any()
 
 
+@given(
+    seed=st.integers(0, 10**6),
+    lens=st.sampled_from((PINHOLE, FISHEYE)),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "head_dim": st.sampled_from((128, 192)),
+            "anchor_frame": st.just("transport"),
+            "transform_values": st.booleans(),
+            "disparity": st.booleans(),
+            "rotation": st.booleans(),
+            "wavelengths_m": st.just((1.0, 30.0)),
+        },
+    ),
+)
+def test_the_named_encoding_is_the_option(seed: int, lens: merope.Lens, options: dict[str, Any]) -> None:
+    cameras = Cameras(random_poses(3, seed=seed), lens)
+    named, spelt = merope.encoding(NAME, **options), MeRoPE(**options, direction_scale=SCALE)
+    ours, theirs = (encoding.plan(cameras, GRID, extra_tokens=1) for encoding in (named, spelt))
+    assert (ours.transform_values, ours.groups, ours.head_dim) == (
+        theirs.transform_values,
+        theirs.groups,
+        theirs.head_dim,
+    )
+    for token in (0, 7, 18):
+        torch.testing.assert_close(ours.operators(token), theirs.operators(token), rtol=0, atol=1e-14)
+
+
+def test_keys_depend_on_the_querys_camera_in_more_channels_than_the_papers() -> None:
+    plans = {name: merope.encoding(name).plan(Cameras(random_poses(3), PINHOLE), GRID) for name in ("merope", NAME)}
+    grouped = {
+        name: sum(block.stop - block.start for block in plan.blocks if block.key.groups > 1)
+        for name, plan in plans.items()
+    }
+    assert grouped == {"merope": 60, NAME: 96}
+
+
+def test_the_named_encoding_has_phases_and_the_papers_has_none() -> None:
+    assert merope.encoding(NAME, direction_scale=20.0).direction_scale == 20.0
+    assert merope.encoding("merope").direction_scale is None
+    with pytest.raises(ValueError, match=r"direction_scale must be float, got None"):
+        merope.encoding(NAME, direction_scale=None)
+
+
 @given(seed=st.integers(0, 10**6), fisheye=st.booleans())
 def test_orthogonal_and_free_of_a_world_frame(seed: int, fisheye: bool) -> None:
     lens, poses = FISHEYE if fisheye else PINHOLE, random_poses(3, seed=seed)
-    world = rigid(random_rotations(seed=seed), torch.tensor([1e3, -40.0, 7.0], dtype=torch.float64))
-    plan, moved = (PHASES.plan(Cameras(poses, lens), GRID) for poses in (poses, world @ poses))
-    operator = plan.operator(1, 14)
-    assert (operator @ operator.mT - torch.eye(128, dtype=torch.float64)).abs().max() < 1e-12
     q, k, v = random_qkv(1, 2, 18, 128)
-    assert (merope.attend(q, k, v, plan) - merope.attend(q, k, v, moved)).abs().max() < 1e-9
+    plan = merope.encoding(NAME).plan(Cameras(poses, lens), GRID)
+    operators, out = plan.operators(1), merope.attend(q, k, v, plan)
+    assert (operators @ operators.mT - torch.eye(128, dtype=torch.float64)).abs().max() < 1e-12
+    for shift_m, change in (([1e3, -40.0, 7.0], 1e-9), ([1e6, -4e5, 7e5], 1e-6)):
+        world = rigid(random_rotations(seed=seed), torch.tensor(shift_m, dtype=torch.float64))
+        moved = merope.encoding(NAME).plan(Cameras(world @ poses, lens), GRID)
+        assert (out - merope.attend(q, k, v, moved)).abs().max() < change
 
 
 @pytest.mark.parametrize("name", degenerate_cameras())

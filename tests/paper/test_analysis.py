@@ -127,9 +127,10 @@ class TestAttentionMass:
         expected = out.unflatten(2, (2, 24)).mean((0, 2))[:, :3].unflatten(0, (3, 6)).mean(1)
         assert torch.allclose(mass, expected, atol=1e-5)
 
-    @pytest.mark.parametrize("encoding", ["merope", "rayrope", "cape"])
+    @pytest.mark.parametrize("encoding", ["merope", "merope_phases", "rayrope", "cape"])
     def test_rows_sum_to_one(self, encoding: str) -> None:
-        transformer = branched(encoding=encoding, encoding_options=TINY_MEROPE if encoding == "merope" else {})
+        options = TINY_MEROPE if encoding.startswith("merope") else {}
+        transformer = branched(encoding=encoding, encoding_options=options)
         analysis = analyse(transformer, **inputs())
         for mass in (analysis.branch_mass, analysis.backbone_mass):
             assert mass.shape == (2, 3, 3)

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from merope.geometry.poses import rigid
 from merope.paper import trilemma
-from merope.paper.trilemma import PerTokenOperator, Row, residual, spectral_floor, target_phases
+from merope.paper.trilemma import (
+    DirectionRow,
+    PerTokenOperator,
+    Row,
+    direction_phases,
+    residual,
+    spectral_floor,
+    target_phases,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +45,30 @@ def test_with_rotations_nothing_per_token_comes_near(rows: dict[str, Row]) -> No
     assert row.floor > 1.0
     assert row.floor <= row.any_map < row.plane_waves < row.blind
     assert row.any_map < 0.95 * row.blind  # training did find what there is to find
+
+
+def test_direction_phases_are_exact_and_out_of_reach_per_token_once_cameras_turn() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    rows = trilemma.direction_rows(dims=(12, 36))
+    assert torch.equal(torch.rand(3), expected)
+    assert [(row.dim, row.rotations) for row in rows] == [(12, "none"), (12, "all"), (36, "none"), (36, "all")]
+    for row in rows:
+        assert row.merope_phases < 1e-24
+        assert (row.floor > 1.0) == (row.rotations == "all")
+        assert row.floor < row.blind
+    assert rows[0].floor < 1e-12  # plane waves of the rays themselves
+
+
+def test_direction_phases_are_those_of_the_definition() -> None:
+    poses = trilemma.random_poses(4, "all")
+    rays = torch.nn.functional.normalize(torch.randn(4, 3, dtype=torch.float64), dim=-1)
+    phases = direction_phases(poses[:, :3, :3], rays, 12)
+    for i, j in ((0, 1), (3, 2), (2, 2)):
+        change = poses[i, :3, :3].mT @ poses[j, :3, :3] @ rays[j] - rays[i]
+        wanted = torch.tensor([50.0 * 0.1**m * float(along) for along in change for m in range(2)], dtype=torch.float64)
+        torch.testing.assert_close(phases[i, j], wanted, rtol=0, atol=1e-12)
 
 
 def test_rows_are_repeatable_and_leave_the_random_state_alone() -> None:
@@ -130,5 +162,9 @@ def test_table_and_errors() -> None:
     header, line = trilemma.table([row]).splitlines()
     assert header.split() == ["d", "rotations", "MeRoPE", "any", "U(T)", "plane", "waves", "floor", "blind"]
     assert line.split() == ["12", "all", "1.0e-30", "1.250", "1.375", "1.062", "1.400"]
-    with pytest.raises(ValueError, match=r"dims must be multiples of 12 .*, got \(12, 20\); the default is"):
-        trilemma.run(dims=(12, 20))
+    header, line = trilemma.direction_table([DirectionRow(24, "none", 1e-30, 1.0625, 1.5)]).splitlines()
+    assert header.split() == ["d", "rotations", "with", "phases", "floor", "blind"]
+    assert line.split() == ["24", "none", "1.0e-30", "1.062", "1.500"]
+    for measured in (trilemma.run, trilemma.direction_rows):
+        with pytest.raises(ValueError, match=r"dims must be multiples of 12 .*, got \(12, 20\); the default is"):
+            measured(dims=(12, 20))
