@@ -86,8 +86,9 @@ def _attend_run(
     turned: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor, plan: AttentionPlan, run: Run, chunk: int
 ) -> Tensor:  # [B, H, queries of the run, d']
     """A few cameras at a time where their keys differ; rows of tokens after the cameras are then zero."""
-    copies_keys = plan.groups > 1 or len(run.keys) > 1
-    attend = partial(_recomputed, _attend_chunk) if copies_keys and _in_training(turned, k, v, plan) else _attend_chunk
+    copied = plan.groups > 1 or (len(plan.runs) > 1 and (len(run.keys) > 1 or plan.has_cameraless_keys))
+    # In training, the keys and values that each run copies would add up.
+    attend = partial(_recomputed, _attend_chunk) if copied and _in_training(turned, k, v, plan) else _attend_chunk
     if plan.groups == 1:
         return attend(turned[:, :, run.queries], k, v, shared_k, shared_v, plan, run, slice(0, 1))
     outputs = []
@@ -116,9 +117,10 @@ def _attend_chunk(
     if plan.transform_values:
         values = _expand(shared_v, v, plan, run, groups)
     else:
-        # As wide as the keys: fused kernels want one width.
-        wide = pad(run.seen(shared_v, 3), (0, keys.shape[-1] - plan.head_dim))
-        values = wide.expand(-1, -1, count, -1, -1)
+        values = run.seen(shared_v, 3)
+        if plan.has_cameraless_keys:  # as wide as the keys: fused kernels want one width
+            values = pad(values, (0, keys.shape[-1] - plan.head_dim))
+        values = values.expand(-1, -1, count, -1, -1)
     out = scaled_dot_product_attention(
         turned.unflatten(2, (count, -1)).flatten(1, 2),
         keys.flatten(1, 2),
@@ -133,13 +135,11 @@ def _expand(
 ) -> Tensor:  # [B, H, g, keys of the run, d']
     """Keys (or values) as the cameras of a chunk see them."""
 
-    def grouped_key(block: Block, x: Tensor) -> Tensor:
-        if block.key.groups == 1:
-            return x
+    def key(block: Block, x: Tensor) -> Tensor:
         return block.key.at(slice(None), slice(None), groups).of_keys(run).apply(x)
 
     seen = run.seen(shared, 3).expand(-1, -1, groups.stop - groups.start, -1, -1)
-    expanded = _by_block(seen, plan.blocks, grouped_key)
+    expanded = _by_block(seen, tuple(block for block in plan.blocks if block.key.groups > 1), key)
     if not plan.has_cameraless_keys:
         return expanded
     has_camera = run.seen(plan.key_has_camera, 1)[:, None, None, :, None]
@@ -182,6 +182,8 @@ def _by_block(
     change: Callable[[Block, Tensor], Tensor],
 ) -> Tensor:  # [..., d]
     """x with the channels of every block changed and the channels between blocks kept."""
+    if not blocks:
+        return x
     pieces, reached = [], 0
     for block in blocks:
         pieces += [x[..., reached : block.start], change(block, x[..., block.channels])]
