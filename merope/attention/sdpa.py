@@ -92,7 +92,7 @@ def _attend_run(
     if plan.groups == 1:
         return attend(turned[:, :, run.queries], k, v, shared_k, shared_v, plan, run, slice(0, 1))
     outputs = []
-    for start in run.cameras[::chunk]:
+    for start in range(run.cameras.start, run.cameras.stop, chunk):
         groups = slice(start, min(start + chunk, run.cameras.stop))
         queries = turned[:, :, groups.start * plan.tokens_per_camera : groups.stop * plan.tokens_per_camera]
         outputs.append(attend(queries, k, v, shared_k, shared_v, plan, run, groups))

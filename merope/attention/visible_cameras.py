@@ -105,7 +105,7 @@ def key_ranges(
 class Run:
     """Neighbouring query cameras that see the same keys, or the query tokens after the cameras."""
 
-    cameras: range  # empty for the tokens after the cameras
+    cameras: slice  # empty for the tokens after the cameras
     queries: slice  # tokens
     keys: tuple[slice, ...]  # tokens
     cameraless: slice  # of the plan's `cameraless_queries`
@@ -126,7 +126,7 @@ def runs(
     cameras, camera, done = len(visible) - 1, 0, 0
     for ranges, same in groupby(visible):
         first, camera = camera, camera + len(list(same))
-        own = range(first, min(camera, cameras))
+        own = slice(first, min(camera, cameras))
         start = first * tokens_per_camera
         stop = query_tokens if camera > cameras else camera * tokens_per_camera
         if start < stop:

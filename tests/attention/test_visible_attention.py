@@ -270,6 +270,15 @@ def test_kernels_that_cannot_refuse() -> None:
         merope.attend(q, k, v, seeing, backend="fused")
 
 
+@pytest.mark.parametrize("name", ["merope", "ucpe"])
+def test_one_graph_of_torch_compile(name: str) -> None:
+    compiled = torch.compile(merope.attend, backend="eager", fullgraph=True)
+    for sees in (None, Visibility.block_causal(6, 2, last=4, sink=1)):
+        plan = ENCODINGS[name].plan(Cameras(curved_drive(6), PINHOLE), (1, 2), sees=sees)
+        q, k, v = random_qkv(1, 2, 12, 32)
+        torch.testing.assert_close(compiled(q, k, v, plan), merope.attend(q, k, v, plan))
+
+
 class CountedPairs(TorchDispatchMode):
     """Counts pairs of query and key tokens that PyTorch's attention works on."""
 
