@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from merope.attention.dispatch import attend
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Visibility
 from merope.encodings import encoding
 from merope.encodings.additive import AdditiveCamera, LatitudeUp, RayFeatures
 from merope.encodings.depth_head import DepthHead
@@ -61,6 +62,7 @@ __all__ = [
     "Pinhole",
     "RayFeatures",
     "UnifiedCamera",
+    "Visibility",
     "attach",
     "attached_branch",
     "attend",

@@ -1,4 +1,4 @@
-"""The documentation's example of a new encoding works as printed."""
+"""The examples of the page on encodings work as printed."""
 
 import re
 from collections.abc import Iterator
@@ -16,9 +16,15 @@ from merope.geometry.poses import rigid
 PAGE = (Path(__file__).parents[1] / "docs" / "encodings.md").read_text()
 
 
+def example_below(heading: str) -> str:
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return str(code)
+
+
 @pytest.fixture
 def example() -> Iterator[None]:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code = example_below("Add one")
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
     exec(code, {"__name__": "example"})
     yield
@@ -36,6 +42,19 @@ def test_added_encoding_works() -> None:
     world = rigid(random_rotations(seed=3), torch.tensor([10.0, -4.0, 7.0], dtype=torch.float64))
     moved = encoding.plan(Cameras(world @ poses, PINHOLE), (2, 2), extra_tokens=1)
     assert (out - merope.attend(q, k, v, moved)).abs().max() < 1e-9
+
+
+def test_the_example_of_visibility_works() -> None:
+    cameras = Cameras(random_poses(12), PINHOLE)
+    made = {"merope": merope, "enc": merope.encoding("ucpe", head_dim=16), "cameras": cameras, "grid": (1, 2)}
+    exec(example_below("Which cameras see which"), made)
+    q, k, v = random_qkv(1, 2, 24, 16)
+    window = made["enc"].plan(cameras, (1, 2), sees=made["window"])
+    streamed = merope.attend(q[:, :, 18:], k, v, made["stream"])
+    assert (streamed - merope.attend(q, k, v, window)[:, :, 18:]).abs().max() < 1e-12
+    assert len(made["copies"].intervals) == 12
+    assert made["own"].table().tolist() == [[[0, 2], [2, 2]], [[0, 1], [3, 5]]]
+    assert "sees 6 to 24 key tokens" in str(made["causal"])
 
 
 def test_every_encoding_is_documented() -> None:

@@ -10,6 +10,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from merope.attention.visible_cameras import Run
 from merope.geometry.quaternions import matrix_from_quaternion
 
 Form = Literal["matrix", "quaternion", "phasor"]
@@ -87,6 +88,12 @@ class Operator:
             if table.shape[dim] > 1:
                 table = table[(slice(None),) * dim + (keep,)]
         return replace(self, table=table)
+
+    def of_keys(self, run: Run) -> Self:
+        """The operator of the tokens that a run of query cameras sees."""
+        if self.rows is not None:
+            return replace(self, rows=run.seen(self.rows, 0))
+        return replace(self, table=run.seen(self.table, 3))
 
     def for_heads(self, heads: int, chosen: slice = slice(None)) -> Self:
         """The operator of the chosen of `heads` heads: a table of A head groups serves head h with group h·A // heads.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from merope.attention.operators import Operator
+from merope.attention.visible_cameras import KeyRanges, Run, runs
 from merope.errors import invalid
 
 
@@ -59,8 +60,10 @@ class AttentionPlan:
     query_has_camera: Tensor  # bool [B or 1, query tokens]
     key_has_camera: Tensor  # bool [B or 1, key tokens]
     transform_values: bool = True  # False: U acts on the logits only
+    visible_keys: KeyRanges | None = None  # None: every query sees every key
     cameraless_queries: Tensor = field(init=False)  # int64 [M], those without a camera in at least one sample
     has_cameraless_keys: bool = field(init=False)
+    runs: tuple[Run, ...] = field(init=False, repr=False)  # of query cameras that see the same keys
     kept: dict[str, object] = field(init=False, default_factory=dict, repr=False)  # what kernels made of the tables
 
     def __post_init__(self) -> None:
@@ -75,6 +78,8 @@ class AttentionPlan:
         object.__setattr__(
             self, "has_cameraless_keys", bool(self.camera_blocks) and not bool(self.key_has_camera.all())
         )
+        visible, tokens = self._visible(), (self.tokens_per_camera, self.query_tokens)
+        object.__setattr__(self, "runs", tuple(runs(visible, *tokens, self.cameraless_queries)))
 
     @property
     def query_tokens(self) -> int:
@@ -139,6 +144,19 @@ class AttentionPlan:
                 pair = torch.where(related[:, None, None], pair, unit)
             u[:, block.channels, block.channels] = pair
         return u
+
+    def seen_by(self, query_token: int) -> Tensor:  # bool [key tokens]
+        """Which keys a query token attends to."""
+        camera = min(query_token // self.tokens_per_camera, self.query_cameras)
+        key = torch.arange(self.key_tokens, device=self.device)
+        seen = [(key >= start) & (key < stop) for start, stop in self._visible()[camera]]
+        return torch.stack(seen).any(0)
+
+    def _visible(self) -> KeyRanges:
+        """The keys of every query camera, and of the tokens after the cameras."""
+        if self.visible_keys is not None:
+            return self.visible_keys
+        return (((0, self.key_tokens),),) * (self.query_cameras + 1)
 
     def _has_camera(self, side: Literal["query", "key"], batch: int) -> Tensor:  # bool [tokens]
         flags = self.query_has_camera if side == "query" else self.key_has_camera
@@ -205,6 +223,9 @@ class AttentionPlan:
             query = "identity" if block.query is None else list(block.query.table.shape)
             tables = f"query {query}, key {list(block.key.table.shape)}"
             lines.append(f"  {block.start:>4}:{block.stop:<4} {block.name:<12} {block.key.form:<10} {tables}")
+        if self.visible_keys is not None:
+            counts = [sum(stop - start for start, stop in ranges) for ranges in self.visible_keys[:-1]]
+            lines.append(f"  a query camera sees {min(counts)} to {max(counts)} key tokens")
         return "\n".join(lines)
 
 

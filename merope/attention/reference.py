@@ -14,7 +14,7 @@ def attend_reference(
     v: Tensor,  # [B, H, Nk, d]
     plan: AttentionPlan,
 ) -> Tensor:  # [B, H, Nq, d]
-    """s_ab = q_aᵀ U_ab k_b / √d, α = softmax_b(s), y_a = Σ_b α_ab U_ab v_b.
+    """s_ab = q_aᵀ U_ab k_b / √d, α = softmax_b(s), y_a = Σ_b α_ab U_ab v_b, over the keys b that a sees.
 
     Computed in float32, or in float64 for float64 input; the result has the dtype of q.
 
@@ -44,5 +44,6 @@ def _attend_head(
         u = plan.operators(token, batch, head)  # [Nk, d, d]
         logits = torch.einsum("i,bij,bj->b", query, u, k) / math.sqrt(q.shape[-1])
         values = torch.einsum("bij,bj->bi", u, v) if plan.transform_values else v
-        outputs.append(torch.softmax(logits, dim=-1) @ values)
+        seen = plan.seen_by(token)
+        outputs.append(torch.softmax(logits[seen], dim=-1) @ values[seen])
     return torch.stack(outputs)

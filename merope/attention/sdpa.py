@@ -6,6 +6,8 @@ training a chunk is recomputed in the backward pass instead of being kept.
 
 A pair with a token that has no camera takes the identity on camera blocks. For such keys the camera channels are
 carried twice, transformed and plain, and each key fills only its own copy; such queries are attended to separately.
+
+Query cameras that see the same keys are attended to together, over these keys alone: what is not seen costs nothing.
 """
 
 import math
@@ -19,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from merope.attention.operators import Operator
 from merope.attention.plan import AttentionPlan, Block
+from merope.attention.visible_cameras import Run
 from merope.errors import invalid
 
 
@@ -74,26 +77,28 @@ def _attend_cameras(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, chunk:
         turned = torch.cat((turned, _camera_channels(q, plan)), dim=-1)
     shared_k = _by_block(k[:, :, None], plan.blocks, _shared_key)
     shared_v = _by_block(v[:, :, None], plan.blocks, _shared_key) if plan.transform_values else v[:, :, None]
-    if plan.groups == 1:
-        out = _attend_chunk(turned, k, v, shared_k, shared_v, plan, slice(0, 1))
-    else:
-        out = _attend_chunks(turned, k, v, shared_k, shared_v, plan, chunk)
+    outputs = [_attend_run(turned, k, v, shared_k, shared_v, plan, run, chunk) for run in plan.runs]
+    out = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
     return _turn_back(out, plan) if plan.transform_values else out[..., : plan.head_dim]
 
 
-def _attend_chunks(
-    turned: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor, plan: AttentionPlan, chunk: int
-) -> Tensor:  # [B, H, Nq, d']
-    recompute = _in_training(turned, k, v, plan)
+def _attend_run(
+    turned: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor, plan: AttentionPlan, run: Run, chunk: int
+) -> Tensor:  # [B, H, queries of the run, d']
+    """A few cameras at a time where their keys differ; rows of tokens after the cameras are then zero."""
+    copied = plan.groups > 1 or (len(plan.runs) > 1 and (len(run.keys) > 1 or plan.has_cameraless_keys))
+    # In training, the keys and values that each run copies would add up.
+    attend = partial(_recomputed, _attend_chunk) if copied and _in_training(turned, k, v, plan) else _attend_chunk
+    if plan.groups == 1:
+        return attend(turned[:, :, run.queries], k, v, shared_k, shared_v, plan, run, slice(0, 1))
     outputs = []
-    for start in range(0, plan.groups, chunk):
-        groups = slice(start, min(start + chunk, plan.groups))
+    for start in range(run.cameras.start, run.cameras.stop, chunk):
+        groups = slice(start, min(start + chunk, run.cameras.stop))
         queries = turned[:, :, groups.start * plan.tokens_per_camera : groups.stop * plan.tokens_per_camera]
-        arguments = (queries, k, v, shared_k, shared_v, plan, groups)
-        outputs.append(_recomputed(_attend_chunk, *arguments) if recompute else _attend_chunk(*arguments))
-    without_camera = plan.query_tokens - plan.groups * plan.tokens_per_camera
+        outputs.append(attend(queries, k, v, shared_k, shared_v, plan, run, groups))
+    without_camera = run.queries.stop - run.cameras.stop * plan.tokens_per_camera
     if without_camera:
-        outputs.append(outputs[0].new_zeros(*outputs[0].shape[:2], without_camera, outputs[0].shape[-1]))
+        outputs.append(turned.new_zeros(*turned.shape[:2], without_camera, turned.shape[-1]))
     return torch.cat(outputs, dim=2)
 
 
@@ -104,16 +109,18 @@ def _attend_chunk(
     shared_k: Tensor,  # [B, H, 1, Nk, d] with the blocks that all cameras share applied
     shared_v: Tensor,
     plan: AttentionPlan,
+    run: Run,
     groups: slice,
 ) -> Tensor:  # [B, H, g · tokens_per_camera, d']
     count = groups.stop - groups.start
-    keys = _expand(shared_k, k, plan, groups)
+    keys = _expand(shared_k, k, plan, run, groups)
     if plan.transform_values:
-        values = _expand(shared_v, v, plan, groups)
+        values = _expand(shared_v, v, plan, run, groups)
     else:
-        # As wide as the keys: fused kernels want one width.
-        wide = pad(shared_v, (0, keys.shape[-1] - plan.head_dim))
-        values = wide.expand(-1, -1, count, -1, -1)
+        values = run.seen(shared_v, 3)
+        if plan.has_cameraless_keys:  # as wide as the keys: fused kernels want one width
+            values = pad(values, (0, keys.shape[-1] - plan.head_dim))
+        values = values.expand(-1, -1, count, -1, -1)
     out = scaled_dot_product_attention(
         turned.unflatten(2, (count, -1)).flatten(1, 2),
         keys.flatten(1, 2),
@@ -123,18 +130,21 @@ def _attend_chunk(
     return out.unflatten(1, (-1, count)).flatten(2, 3)
 
 
-def _expand(shared: Tensor, plain: Tensor, plan: AttentionPlan, groups: slice) -> Tensor:  # [B, H, g, Nk, d']
+def _expand(
+    shared: Tensor, plain: Tensor, plan: AttentionPlan, run: Run, groups: slice
+) -> Tensor:  # [B, H, g, keys of the run, d']
     """Keys (or values) as the cameras of a chunk see them."""
 
-    def grouped_key(block: Block, x: Tensor) -> Tensor:
-        return x if block.key.groups == 1 else block.key.at(slice(None), slice(None), groups).apply(x)
+    def key(block: Block, x: Tensor) -> Tensor:
+        return block.key.at(slice(None), slice(None), groups).of_keys(run).apply(x)
 
-    expanded = _by_block(shared.expand(-1, -1, groups.stop - groups.start, -1, -1), plan.blocks, grouped_key)
+    seen = run.seen(shared, 3).expand(-1, -1, groups.stop - groups.start, -1, -1)
+    expanded = _by_block(seen, tuple(block for block in plan.blocks if block.key.groups > 1), key)
     if not plan.has_cameraless_keys:
         return expanded
-    has_camera = plan.key_has_camera[:, None, None, :, None]
+    has_camera = run.seen(plan.key_has_camera, 1)[:, None, None, :, None]
     masked = _by_block(expanded, plan.camera_blocks, lambda block, x: torch.where(has_camera, x, 0))
-    second = torch.where(has_camera, 0, _camera_channels(plain, plan)[:, :, None])
+    second = torch.where(has_camera, 0, _camera_channels(run.seen(plain, 2), plan)[:, :, None])
     return torch.cat((masked, second.expand(*masked.shape[:-1], -1)), dim=-1)
 
 
@@ -154,9 +164,13 @@ def _attend_cameraless(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> 
     queries = _by_block(q[:, :, None], blocks, lambda block, x: _query(block, x, transpose=True)).squeeze(2)
     keys = _by_block(k[:, :, None], blocks, _shared_key).squeeze(2)
     values = _by_block(v[:, :, None], blocks, _shared_key).squeeze(2) if plan.transform_values else v
-    chosen = plan.cameraless_queries
-    some = scaled_dot_product_attention(queries[:, :, chosen], keys, values, scale=1 / math.sqrt(plan.head_dim))
-    out = torch.zeros_like(q).index_copy(2, chosen, some)
+    chosen, scale = plan.cameraless_queries, 1 / math.sqrt(plan.head_dim)
+    some = []
+    for run in plan.runs:
+        if run.cameraless.start < run.cameraless.stop:
+            own = queries[:, :, chosen[run.cameraless]]
+            some.append(scaled_dot_product_attention(own, run.seen(keys, 2), run.seen(values, 2), scale=scale))
+    out = torch.zeros_like(q).index_copy(2, chosen, torch.cat(some, dim=2))
     if not plan.transform_values:
         return out
     return _by_block(out[:, :, None], blocks, lambda block, x: _query(block, x, transpose=False)).squeeze(2)
@@ -168,6 +182,8 @@ def _by_block(
     change: Callable[[Block, Tensor], Tensor],
 ) -> Tensor:  # [..., d]
     """x with the channels of every block changed and the channels between blocks kept."""
+    if not blocks:
+        return x
     pieces, reached = [], 0
     for block in blocks:
         pieces += [x[..., reached : block.start], change(block, x[..., block.channels])]

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from merope.attention.plan import AttentionPlan, Block
+from merope.attention.visible_cameras import KeyRanges, Visibility, key_ranges
 from merope.encodings.option_types import check_types, has_type
 from merope.encodings.tokens import Times, Tokens, query_and_key_tokens
 from merope.errors import invalid
@@ -53,6 +54,7 @@ class Encoding(ABC):
         key_extra_tokens: int | None = None,
         content: Tensor | None = None,  # [B, N, content_channels]
         key_content: Tensor | None = None,
+        sees: Visibility | None = None,
     ) -> AttentionPlan:
         """Operators of all query and key tokens of a clip, built once and shared by all layers and steps.
 
@@ -61,6 +63,7 @@ class Encoding(ABC):
         times: latent-frame index of every camera, by default 0, 1, 2, …
         content: what the model predicts of every token (a depth, say), for encodings that read it; such a plan belongs
             to one layer and one step.
+        sees: which key cameras each query camera sees, None: all. `merope.Visibility` says what extra tokens see.
 
         A plan made under torch.inference_mode cannot be used in training.
         """
@@ -77,6 +80,7 @@ class Encoding(ABC):
             query_has_camera=query_side.has_camera,
             key_has_camera=key_side.has_camera,
             transform_values=self.transform_values,
+            visible_keys=None if sees is None else _visible_keys(sees, query_side, key_side),
         )
 
     def _check_content(self, tokens: Tokens, name: str) -> None:
@@ -84,3 +88,8 @@ class Encoding(ABC):
         if got != self.content_channels:
             fix = "pass the output of the depth head" if self.content_channels else "this encoding reads geometry only"
             raise invalid(name, f"of {self.content_channels} channels for {type(self).__name__}", got, fix)
+
+
+def _visible_keys(sees: Visibility, query: Tokens, key: Tokens) -> KeyRanges:
+    extra = [side.count - side.cameras * side.patches for side in (query, key)]
+    return key_ranges(sees, query.cameras, key.cameras, key.patches, *extra)

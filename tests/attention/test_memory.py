@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import merope
-from merope import AttentionPlan, Cameras, MeRoPE
+from merope import AttentionPlan, Cameras, MeRoPE, Visibility
 from merope.encodings.protocol import Encoding
 from merope.encodings.urope import URoPE
 
@@ -33,6 +33,13 @@ def peak_bytes(run: object) -> int:
 
 def inputs(plan: AttentionPlan, heads: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(1, heads, plan.query_tokens, 128, dtype=dtype) for _ in range(3)]
+
+
+def smallest_budget(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> int:
+    """Bytes that one head of one sample needs."""
+    with pytest.raises(ValueError, match=r"memory_budget must be at least \d+ bytes") as refusal:
+        merope.attend(q, k, v, plan, backend="sdpa", memory_budget=1)
+    return int(re.findall(r"\d+", str(refusal.value))[0])
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,24 @@ def training_peak(plan: AttentionPlan, batch: int, budget_mib: int, wanted: str)
         return torch.autograd.grad(out.sum(), leaves)
 
     return peak_bytes(step) - named["q"].nbytes * (2 + len(leaves))
+
+
+@measures_memory
+@pytest.mark.parametrize("extra_tokens", [0, 5])
+@pytest.mark.parametrize("name", ["merope", "ucpe", "cape"])
+def test_budget_holds_where_every_camera_sees_other_keys(name: str, extra_tokens: int) -> None:
+    """What the backward pass needs of the keys of each camera does not add up."""
+    sees = Visibility.block_causal(24, 1, last=20, sink=2)
+    cameras = Cameras(curved_drive(24).float(), PINHOLE)
+    plan = merope.encoding(name, head_dim=128).plan(cameras, (3, 8), extra_tokens=extra_tokens, sees=sees)
+    q, k, v = (x.requires_grad_() for x in inputs(plan, 2, torch.float32))
+    smallest = smallest_budget(q[:, :1], k[:, :1], v[:, :1], plan)
+
+    def step() -> tuple[Tensor, ...]:
+        out = merope.attend(q, k, v, plan, backend="sdpa", memory_budget=2 * smallest)
+        return torch.autograd.grad(out.sum(), (q, k, v))
+
+    assert peak_bytes(step) - q.nbytes * 5 < 2 * smallest
 
 
 @measures_memory
@@ -132,11 +157,9 @@ def test_samples_and_heads_that_are_taken_apart_keep_their_own_operators(encodin
     has_pose = torch.tensor([[True, True, True], [True, False, True], [False, True, True]])
     plan = encoding.plan(Cameras(random_poses(3, 3), PINHOLE, has_pose), (2, 3))
     q, k, v = (torch.randn(3, 4, plan.query_tokens, encoding.head_dim, dtype=torch.float64) for _ in range(3))
-    with pytest.raises(ValueError, match=r"memory_budget must be at least \d+ bytes") as refusal:
-        merope.attend(q, k, v, plan, backend="sdpa", memory_budget=1)
-    smallest = int(re.findall(r"\d+", str(refusal.value))[0])  # what one head of one sample needs
     whole, apart = (
-        merope.attend(q, k, v, plan, backend="sdpa", memory_budget=budget) for budget in (1024 * MIB, smallest)
+        merope.attend(q, k, v, plan, backend="sdpa", memory_budget=budget)
+        for budget in (1024 * MIB, smallest_budget(q, k, v, plan))
     )
     assert (apart - whole).abs().max() < 1e-12
 

@@ -64,6 +64,8 @@ def why_not_plan(plan: AttentionPlan) -> str | None:
         return "they turn keys and values, and this plan has nothing to turn"
     if plan.head_dim != 128 or any((block.start, block.stop) not in SLOTS for block in plan.blocks):
         return "they are written for heads of 128 and the paper's partition"
+    if plan.visible_keys is not None:
+        return "they let every query camera see every key"
     if not plan.transform_values:
         return "they turn values as well as keys"
     # Counted, too: without a camera block, tokens after the cameras' are not among the queries without a camera.

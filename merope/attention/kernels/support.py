@@ -18,6 +18,8 @@ HALF_OR_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 
 def why_not_fused(q: Tensor, plan: AttentionPlan) -> str | None:
     """Why the fused backend cannot take this call; None when it can."""
+    if plan.visible_keys is not None:
+        return "its kernels let every query camera see every key, and this plan was made with `sees`"
     if q.dtype not in HALF_OR_SINGLE:
         return f"it computes in bfloat16, float16 and float32, not in {q.dtype}"
     if torch.version.hip is not None:
