@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import torch
 from adapters.wan_models import perturb, tiny_config, tiny_wan
-from diffusers import AutoencoderKLWan
-from tiny_pipelines import euler
+from tiny_pipelines import euler, miniature_vae
 
 from merope.adapters.wan import attach, detach
 from merope.generate.camera_video import CameraVideoPipeline
@@ -18,22 +16,10 @@ STEPS = 2
 
 def write_latent_model(folder: Path) -> None:
     """A pipeline folder as the demo and the benchmark take it, with what its clips are like."""
-    torch.manual_seed(0)
-    vae = AutoencoderKLWan(
-        base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[True, True],
-        patch_size=2,
-        in_channels=12,
-        out_channels=12,
-        scale_factor_spatial=8,
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[0.5, 0.6, 0.7, 0.8],
-    )
     transformer = tiny_wan(num_layers=2)
     perturb(attach(transformer, tiny_config()), scale=1.0)
     detach(transformer).save_pretrained(folder / "branch")
-    CameraVideoPipeline(None, None, vae, euler(), transformer, expand_timesteps=True).save_pretrained(folder)
+    CameraVideoPipeline(None, None, miniature_vae(), euler(), transformer, expand_timesteps=True).save_pretrained(
+        folder
+    )
     write_clips(folder, CLIPS, STEPS)

@@ -33,23 +33,30 @@ def tiny_text() -> tuple[PreTrainedTokenizerFast, UMT5EncoderModel]:
     return tokenizer, UMT5EncoderModel(config).eval()
 
 
-def tiny_vae(seed: int = 6) -> AutoencoderKLWan:
+def tiny_vae(seed: int = 6, **changes: Any) -> AutoencoderKLWan:
     """TI2V-5B's strides: 16 pixels, 4 frames."""
     torch.manual_seed(seed)
-    return AutoencoderKLWan(
-        base_dim=3,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        is_residual=True,
-        in_channels=12,
-        out_channels=12,
-        patch_size=2,
-        scale_factor_spatial=16,
-        scale_factor_temporal=4,
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[0.5, 0.6, 0.7, 0.8],
-    ).eval()
+    sizes = {
+        "base_dim": 3,
+        "z_dim": 4,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+        "scale_factor_temporal": 4,
+        "latents_mean": [0.1, -0.2, 0.3, 0.0],
+        "latents_std": [0.5, 0.6, 0.7, 0.8],
+    }
+    return AutoencoderKLWan(**sizes | changes).eval()
+
+
+def miniature_vae() -> AutoencoderKLWan:
+    """The miniature's strides: 8 pixels, 4 frames."""
+    layers = {"dim_mult": [1, 2, 2], "temperal_downsample": [True, True], "is_residual": False, "base_dim": 4}
+    return tiny_vae(2, **layers, scale_factor_spatial=8)
 
 
 def tiny_pipeline(with_branch: bool = True, with_text: bool = True, **changes: Any) -> CameraVideoPipeline:

@@ -1,5 +1,6 @@
 """The parallel camera branch of one block: a second, narrower self-attention whose operator is the camera encoding."""
 
+from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ QKNorm = Literal["rms"] | None
 NORM_EPS = 1e-6
 
 
-class CameraProcessor(nn.Module):
+class CameraProcessor(nn.Module, ABC):
     """An attention processor of diffusers that stands in the place of another one (`base`) and knows the cameras.
 
     diffusers' switches for the attention backend and context parallelism go to `base`.
@@ -42,9 +43,9 @@ class CameraProcessor(nn.Module):
             raise invalid("rotary_emb", "with cameras", type(rotary_emb).__name__, fix)
         return self.output(attn, hidden_states, attention_mask, rotary_emb)
 
+    @abstractmethod
     def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
         """Self-attention of a block that knows its cameras: [B, N, width] -> [B, N, width]."""
-        raise NotImplementedError
 
     @property
     def _attention_backend(self) -> Any:

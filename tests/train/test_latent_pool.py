@@ -23,6 +23,7 @@ from merope.train.streams import Examples, Share
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
 from merope.world.clips_file import read_clips
 from merope.world.kept_renders import KeptRenders
+from tests.tiny_pipelines import miniature_vae
 from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
@@ -122,22 +123,8 @@ def test_two_runs_share_what_one_of_them_made(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def vae_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(2)
     folder = tmp_path_factory.mktemp("vae") / "vae"
-    AutoencoderKLWan(
-        base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[True, True],
-        patch_size=2,
-        in_channels=12,
-        out_channels=12,
-        scale_factor_temporal=4,
-        scale_factor_spatial=8,
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[0.5, 0.6, 0.7, 0.8],
-    ).save_pretrained(folder)
+    miniature_vae().save_pretrained(folder)
     return folder
 
 
