@@ -31,7 +31,7 @@ class Recorder:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, int, int], int, int, ctypes.Structure]]:
     recorder = Recorder()
-    monkeypatch.setattr(hopper, "module", lambda _index: recorder)
+    monkeypatch.setattr(hopper, "module", lambda _index, _phases: recorder)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     return recorder.launches
 
@@ -61,7 +61,7 @@ def test_forward_kernels_are_given_what_their_fields_name(launches: dict) -> Non
     grid, threads, shared, attend = launches["attend_bf16"]
     assert (grid, threads, shared) == ((2 * 3 * 2 * 2, 1, 1), 512, hopper.SHARED_BYTES)
     pointers(attend, q=q, out=out, lse=lse, disparity=tables.query_disparity, rotation=tables.query_rotation)
-    pointers(attend, native=tables.query_native, half_vectors=tables.half_vectors, phasors=tables.phasors)
+    pointers(attend, native=tables.query_native, key_views=tables.key_views, phasors=tables.phasors)
     pointers(attend, key_camera=tables.key_camera)
     assert (attend.packed_k, attend.packed_v) == (pack.packed_k, pack.packed_v)
     assert (attend.batch, attend.heads, attend.cameras, attend.tokens_per_camera) == (2, 3, 2, 135)
@@ -90,7 +90,7 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     grid, threads, shared, work = launches["gradients_bf16"]
     assert (grid, threads, shared) == ((2 * 3 * 2, 1, 1), 384, hopper.GRAD_SHARED_BYTES)
     pointers(work, grad_k=grads[1], grad_v=grads[2], rotation=tables.key_rotation, native=tables.key_native)
-    pointers(work, half_vectors=tables.half_vectors, phasors=tables.phasors, key_camera=tables.key_camera)
+    pointers(work, key_views=tables.key_views, phasors=tables.phasors, key_camera=tables.key_camera)
     assert (work.packed_k, work.packed_v) == (keys.packed_k, keys.packed_v)
     assert (work.packed_q, work.packed_grad, work.rows) == (queries.packed_q, queries.packed_grad, queries.rows)
     assert (work.heads, work.cameras, work.padded_rows, work.keys) == (3, 2, 192, 210)
