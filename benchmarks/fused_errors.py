@@ -2,9 +2,10 @@
 
     python benchmarks/fused_errors.py [--out benchmarks/results/fused-errors-<gpu>.json]
 
-Output and gradients of q, k and v, for every encoding without content, in bfloat16 and float16, in the cases of
-tests/gpu/errors.py. "÷ plain" is over PyTorch's attention without any encoding, "÷ sdpa" over the sdpa backend under
-the same plan. These are the numbers themselves; tests/gpu asserts that they are small enough.
+Output and gradients of q, k and v, for every encoding without content and for MeRoPE with phases of directions, in
+bfloat16 and float16, in the cases of tests/gpu/errors.py. "÷ plain" is over PyTorch's attention without any encoding,
+"÷ sdpa" over the sdpa backend under the same plan. These are the numbers themselves; tests/gpu asserts that they are
+small enough.
 """
 
 import argparse

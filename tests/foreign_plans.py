@@ -62,6 +62,12 @@ def like_ours(batch: int = 1) -> dict[str, Block]:
     }
 
 
+def directions(batch: int = 1) -> Block:
+    """A block of phases in the rotation's place, as MeRoPE's of directions."""
+    key = operator("phasor", 18, KEYS, batch=batch, groups=QUERY_CAMERAS)
+    return Block("directions", *SLOTS["rotation"], operator("phasor", 18, QUERIES, batch=batch), key, camera=True)
+
+
 def changed(name: str, query: Operator | None, key: Operator) -> AttentionPlan:
     """Blocks like MeRoPE's, one of which has other operators under the same name."""
     blocks = like_ours()
@@ -118,6 +124,23 @@ FOREIGN: dict[str, Callable[[], AttentionPlan]] = {
     ),
     "rotation of large matrices": lambda: changed("rotation", None, _longer(operator("matrix", 1, KEYS), 8.0)),
     "rotation by camera": lambda: changed("rotation", None, operator("matrix", 1, KEYS, cameras=KEY_CAMERAS)),
+    "directions by camera": lambda: changed("rotation", None, operator("phasor", 18, KEYS, cameras=KEY_CAMERAS)),
+    "directions with a query operator of matrices": lambda: changed(
+        "rotation", operator("matrix", 1, QUERIES), operator("phasor", 18, KEYS, groups=QUERY_CAMERAS)
+    ),
+    "directions with one phase": lambda: changed("rotation", None, operator("phasor", 1, KEYS, groups=QUERY_CAMERAS)),
+    "directions with split halves": lambda: changed(
+        "rotation", None, operator("phasor", 18, KEYS, groups=QUERY_CAMERAS, split_halves=True)
+    ),
+    "directions by head": lambda: changed(
+        "rotation", None, operator("phasor", 18, KEYS, heads=3, groups=QUERY_CAMERAS)
+    ),
+    "directions of shortened phasors": lambda: changed(
+        "rotation", None, _longer(operator("phasor", 18, KEYS, groups=QUERY_CAMERAS), 0.5)
+    ),
+    "rotation with a query operator of phasors": lambda: changed(
+        "rotation", operator("phasor", 18, QUERIES), operator("matrix", 1, KEYS)
+    ),
     "disparity that spins": lambda: changed("disparity", None, operator("quaternion", 6, KEYS, groups=QUERY_CAMERAS)),
     "disparity of three anchors": lambda: changed("disparity", None, operator("quaternion", 3, KEYS, minrot=True)),
     "disparity of matrices": lambda: changed("disparity", None, operator("matrix", 6, KEYS, groups=QUERY_CAMERAS)),
@@ -148,6 +171,14 @@ ACCEPTED: dict[str, Callable[[], AttentionPlan]] = {
         [Block(name, *SLOTS[name], None, block.key, block.camera) for name, block in like_ours().items()]
     ),
     "one place only": lambda: plan_of([like_ours()["translation"]]),
+    "directions": lambda: changed("rotation", directions().query, directions().key),
+    "directions without query operators": lambda: changed("rotation", None, directions().key),
+    "directions, two clips": lambda: plan_of(
+        list((like_ours(batch=2) | {"rotation": directions(batch=2)}).values()), batch=2
+    ),
+    "directions alone, the same for all query cameras": lambda: plan_of(
+        [Block("turn", 36, 72, operator("phasor", 18, QUERIES), operator("phasor", 18, KEYS), camera=False)]
+    ),
     "the same for all query cameras": lambda: plan_of(
         [
             Block("a", 0, 36, None, operator("quaternion", 6, KEYS, minrot=True), camera=True),
@@ -169,6 +200,8 @@ def random_plan(seed: int) -> AttentionPlan:
         if draw.random() < 0.25:
             continue
         name, block = names.pop(), ours[place]
+        if place == "rotation" and draw.random() < 0.4:
+            block = directions(batch)
         if draw.random() < 0.5:
             start = max(start, first)
             blocks.append(Block(name, start, stop, block.query if draw.random() < 0.7 else None, block.key, True))

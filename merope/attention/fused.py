@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from merope.attention.kernels import hopper_module
 from merope.attention.kernels.grouped import grouped_attention_backward, grouped_attention_forward
 from merope.attention.kernels.hopper import SUFFIX
-from merope.attention.kernels.hopper_tables import HopperTables, make_tables, why_not_plan
+from merope.attention.kernels.hopper_tables import HopperTables, has_phases, make_tables, why_not_plan
 from merope.attention.kernels.prepared import PreparedPlan, cameraless, capability, kept, prepared
 from merope.attention.kernels.support import bytes_per_camera, carried_width, learns_tables
 from merope.attention.kernels.table_gradients import TableGradients, add_uses, learned_tables
@@ -76,14 +76,18 @@ def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
     """Tables for the kernel that turns keys inside the attention loop, where the GPU and the plan allow it."""
     if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != 90 or learns_tables(plan):
         return None
-    return kept(plan, "hopper", lambda: make_tables(plan) if why_not_plan(plan) is None and _can_build() else None)
+
+    def tables() -> HopperTables | None:
+        return make_tables(plan) if why_not_plan(plan) is None and _can_build(has_phases(plan)) else None
+
+    return kept(plan, "hopper", tables)
 
 
 @cache
-def _can_build() -> bool:
+def _can_build(phases: bool) -> bool:
     """Whether the Hopper kernels can be built here; says why not, once."""
     try:
-        hopper_module.cubin()
+        hopper_module.cubin(phases)
     except (OSError, RuntimeError, ValueError) as error:
         _logger.warning("keys and values are expanded in memory, not turned in the attention loop: %s", error)
         return False

@@ -31,7 +31,7 @@ class Recorder:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, int, int], int, int, ctypes.Structure]]:
     recorder = Recorder()
-    monkeypatch.setattr(hopper, "module", lambda _index: recorder)
+    monkeypatch.setattr(hopper, "module", lambda _index, _phases: recorder)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     return recorder.launches
 
@@ -61,7 +61,7 @@ def test_forward_kernels_are_given_what_their_fields_name(launches: dict) -> Non
     grid, threads, shared, attend = launches["attend_bf16"]
     assert (grid, threads, shared) == ((2 * 3 * 2 * 2, 1, 1), 512, hopper.SHARED_BYTES)
     pointers(attend, q=q, out=out, lse=lse, disparity=tables.query_disparity, rotation=tables.query_rotation)
-    pointers(attend, native=tables.query_native, half_vectors=tables.half_vectors, phasors=tables.phasors)
+    pointers(attend, native=tables.query_native, key_views=tables.key_views, phasors=tables.phasors)
     pointers(attend, key_camera=tables.key_camera)
     assert (attend.packed_k, attend.packed_v) == (pack.packed_k, pack.packed_v)
     assert (attend.batch, attend.heads, attend.cameras, attend.tokens_per_camera) == (2, 3, 2, 135)
@@ -90,7 +90,7 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     grid, threads, shared, work = launches["gradients_bf16"]
     assert (grid, threads, shared) == ((2 * 3 * 2, 1, 1), 384, hopper.GRAD_SHARED_BYTES)
     pointers(work, grad_k=grads[1], grad_v=grads[2], rotation=tables.key_rotation, native=tables.key_native)
-    pointers(work, half_vectors=tables.half_vectors, phasors=tables.phasors, key_camera=tables.key_camera)
+    pointers(work, key_views=tables.key_views, phasors=tables.phasors, key_camera=tables.key_camera)
     assert (work.packed_k, work.packed_v) == (keys.packed_k, keys.packed_v)
     assert (work.packed_q, work.packed_grad, work.rows) == (queries.packed_q, queries.packed_grad, queries.rows)
     assert (work.heads, work.cameras, work.padded_rows, work.keys) == (3, 2, 192, 210)
@@ -105,6 +105,23 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
         sizes = (params.heads, params.cameras, params.tokens_per_camera, params.padded_rows, params.queries)
         assert sizes == (3, 2, 135, 192, 270)
     assert work.scale == finish.scale == pytest.approx(128**-0.5)
+
+
+def test_plans_with_directions_take_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, asked = Recorder(), []
+    monkeypatch.setattr(hopper, "module", lambda _index, phases: asked.append(phases) or recorder)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    plan = MeRoPE(128, direction_scale=50.0).plan(Cameras(random_poses(2, 3), PINHOLE), (9, 15))
+    tables = hopper_tables.make_tables(plan)
+    q, k, v, grad = torch.randn(4, 2, 3, 405, 128).bfloat16()
+    out, lse = hopper._forward(q, k, v, tables.tensors(), plan.query_cameras)
+    hopper._backward(grad.transpose(1, 2).contiguous(), q, k, v, out, lse, tables.tensors(), plan.query_cameras)
+    assert set(asked) == {True}
+    assert tables.key_views.shape == (2, 3, 4, 27, 128, 2)
+    for name in ("attend_bf16", "pack_queries_bf16", "finish_queries_bf16"):
+        pointers(recorder.launches[name][3], rotation=tables.query_rotation, disparity=tables.query_disparity)
+    for name in ("attend_bf16", "gradients_bf16"):
+        pointers(recorder.launches[name][3], key_views=tables.key_views, phasors=tables.phasors)
 
 
 def test_rows_that_are_not_aligned_are_copied(launches: dict) -> None:

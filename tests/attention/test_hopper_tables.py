@@ -19,14 +19,14 @@ from merope.geometry.cameras import Cameras
 from tests.foreign_plans import ACCEPTED, FOREIGN, random_plan
 from tests.scenes import PINHOLE, RIMMED, curved_drive, degenerate_cameras, random_poses
 
-SOURCE = hopper_module.kernel_source()
+SOURCE = hopper_module.kernel_source(phases=False)
 
 
 def disparity_from_tables(
     tables: hopper_tables.HopperTables, sample: int, camera: int
 ) -> Tensor:  # [padded keys, 6, 3, 3]
     """The kernel's arithmetic: z negated, then y − n (n · y)."""
-    numbers = tables.half_vectors[sample, camera].double().transpose(1, 2).reshape(-1, 6, 3)
+    numbers = tables.key_views[sample, camera, :, :9].double().transpose(1, 2).reshape(-1, 6, 3)
     reflection = torch.eye(3, dtype=torch.float64) - numbers[..., :, None] * numbers[..., None, :]
     return reflection * torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
 
@@ -39,18 +39,33 @@ def translation_from_tables(
     return torch.stack((cosine, -sine, sine, cosine), dim=-1).unflatten(-1, (2, 2))
 
 
+def directions_from_tables(
+    tables: hopper_tables.HopperTables, sample: int, camera: int, query: int
+) -> Tensor:  # [padded keys, 18, 2, 2]
+    """A query's own phases beside those of the keys in its camera's view."""
+    words = tables.key_views[sample, camera, :, 9:].double().transpose(1, 2).unflatten(2, (9, 2))
+    cosine, sine = (x.reshape(-1, 18) for x in words.unbind(-2))
+    own = torch.view_as_complex(tables.query_rotation[sample, query].double().unflatten(-1, (18, 2)))
+    cosine, sine = torch.view_as_real(own * torch.complex(cosine, sine)).unbind(-1)
+    return torch.stack((cosine, -sine, sine, cosine), dim=-1).unflatten(-1, (2, 2))
+
+
 def pair_operator(plan: AttentionPlan, tables: hopper_tables.HopperTables, query: int, key: int, sample: int) -> Tensor:
     """U_ab [128, 128] as the kernels put it together from the tables."""
     camera = query // plan.tokens_per_camera
     own = sample if tables.query_rotation.shape[0] > 1 else 0
-    frames = [x[own].double().unflatten(-1, (3, 3)) for x in (tables.query_disparity, tables.query_rotation)]
-    key_frame = tables.key_rotation[own, key].double().unflatten(-1, (3, 3))
-    anchors = frames[0][query] @ disparity_from_tables(tables, own, camera)[key]  # [6, 3, 3]
-    triplets = [*anchors.repeat_interleave(2, dim=0), *[frames[1][query] @ key_frame] * 12]
+    query_frame = tables.query_disparity[own, query].double().unflatten(-1, (3, 3))
+    anchors = query_frame @ disparity_from_tables(tables, own, camera)[key]  # [6, 3, 3]
+    if tables.phases:
+        middle = [*directions_from_tables(tables, own, camera, query)[key]]
+    else:
+        frames = [x.double().unflatten(-1, (3, 3)) for x in (tables.query_rotation[own], tables.key_rotation[own])]
+        middle = [frames[0][query] @ frames[1][key]] * 12
     phases = [torch.view_as_complex(x[own].double()) for x in (tables.query_native, tables.key_native)]
     native = torch.view_as_real(phases[0][query] * phases[1][key])
     rotary = [torch.stack((torch.stack((c, -s)), torch.stack((s, c)))) for c, s in native]
-    return torch.block_diag(*triplets, *translation_from_tables(tables, own, camera)[key], *rotary)
+    anchors = anchors.repeat_interleave(2, dim=0)
+    return torch.block_diag(*anchors, *middle, *translation_from_tables(tables, own, camera)[key], *rotary)
 
 
 def assert_tables_hold(plan: AttentionPlan) -> None:
@@ -89,6 +104,13 @@ REASONS = {
     "rotation of twelve matrices": "not a matrix [12, 3, 3]",
     "rotation of large matrices": "hold rotations",
     "rotation by camera": "one table row for every token",
+    "directions by camera": "one table row for every token",
+    "directions with a query operator of matrices": "not a matrix [1, 3, 3] (query side",
+    "directions with one phase": "not a phasor [1, 2]",
+    "directions with split halves": "neighbouring channels",
+    "directions by head": "between heads",
+    "directions of shortened phasors": "hold rotations",
+    "rotation with a query operator of phasors": "not a phasor [18, 2] (query side",
     "disparity that spins": "MinRot",
     "disparity of three anchors": "not a quaternion [3, 4]",
     "disparity of matrices": "not a matrix [6, 3, 3]",
@@ -120,18 +142,31 @@ def test_some_random_plans_are_taken_and_some_are_not() -> None:
     assert 4 <= sum(taken) <= 36
 
 
+@pytest.mark.parametrize("direction_scale", [None, 50.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("cameras", "grid"), [(1, (1, 1)), (2, (5, 7)), (13, (9, 16)), (31, (3, 4))])
-def test_the_papers_plan_takes_the_kernel(cameras: int, grid: tuple[int, int], dtype: torch.dtype) -> None:
-    plan = MeRoPE(128).plan(Cameras(curved_drive(cameras).to(dtype), PINHOLE), grid)
+def test_the_papers_plan_and_direction_phases_take_the_kernel(
+    cameras: int, grid: tuple[int, int], dtype: torch.dtype, direction_scale: float | None
+) -> None:
+    encoding = MeRoPE(128, direction_scale=direction_scale)
+    plan = encoding.plan(Cameras(curved_drive(cameras).to(dtype), PINHOLE), grid)
     assert hopper_tables.why_not_plan(plan) is None
-    far = random_poses(2, cameras, spread_m=6.4e6)
-    assert hopper_tables.why_not_plan(MeRoPE(128).plan(Cameras(far, PINHOLE), grid)) is None
+    assert hopper_tables.has_phases(plan) is (direction_scale is not None)
+    far = encoding.plan(Cameras(random_poses(2, cameras, spread_m=6.4e6), PINHOLE), grid)
+    assert hopper_tables.why_not_plan(far) is None
 
 
-@given(seed=st.integers(0, 2**31), clips=st.sampled_from([1, 3]), grid=st.sampled_from([(2, 3), (1, 1), (5, 9)]))
-def test_tables_hold_the_plan_to_half_precision(seed: int, clips: int, grid: tuple[int, int]) -> None:
-    plan = MeRoPE(128).plan(Cameras(random_poses(clips, 3, seed=seed), PINHOLE), grid)
+@given(
+    seed=st.integers(0, 2**31),
+    clips=st.sampled_from([1, 3]),
+    grid=st.sampled_from([(2, 3), (1, 1), (5, 9)]),
+    direction_scale=st.sampled_from([None, 50.0]),
+)
+def test_tables_hold_the_plan_to_half_precision(
+    seed: int, clips: int, grid: tuple[int, int], direction_scale: float | None
+) -> None:
+    encoding = MeRoPE(128, direction_scale=direction_scale)
+    plan = encoding.plan(Cameras(random_poses(clips, 3, seed=seed), PINHOLE), grid)
     tables = hopper_tables.make_tables(plan)
     generator = torch.Generator().manual_seed(seed)
     for sample in range(clips):
@@ -151,9 +186,11 @@ def test_tables_of_degenerate_cameras_are_orthogonal(name: str) -> None:
         torch.testing.assert_close(torch.linalg.det(matrices), torch.ones_like(matrices[..., 0, 0]), rtol=0, atol=3e-3)
 
 
+@pytest.mark.parametrize("direction_scale", [None, 50.0])
 @pytest.mark.parametrize("off", ["disparity", "rotation", "translation"])
-def test_blocks_that_are_off_become_the_identity(off: str) -> None:
-    plan = MeRoPE(128, **{off: False}).plan(Cameras(curved_drive(3), PINHOLE), (2, 3))
+def test_blocks_that_are_off_become_the_identity(off: str, direction_scale: float | None) -> None:
+    encoding = MeRoPE(128, direction_scale=direction_scale, **{off: False})  # type: ignore[arg-type]
+    plan = encoding.plan(Cameras(curved_drive(3), PINHOLE), (2, 3))
     assert hopper_tables.why_not_plan(plan) is None
     u = pair_operator(plan, hopper_tables.make_tables(plan), 4, 17, 0)
     torch.testing.assert_close(u, plan.operator(4, 17), rtol=0, atol=3e-3)
@@ -163,7 +200,7 @@ def test_cross_attention_names_the_cameras_of_the_keys() -> None:
     queries, keys = Cameras(curved_drive(2), PINHOLE), Cameras(random_poses(5), PINHOLE)
     plan = MeRoPE(128).plan(queries, (3, 3), key=keys, key_grid=(7, 5))
     tables = hopper_tables.make_tables(plan)
-    assert tables.half_vectors.shape == (1, 2, 2, 9, 128, 2)
+    assert tables.key_views.shape == (1, 2, 2, 9, 128, 2)
     torch.testing.assert_close(pair_operator(plan, tables, 13, 174, 0), plan.operator(13, 174), rtol=0, atol=3e-3)
 
 
@@ -172,11 +209,12 @@ def test_padding_neither_turns_nor_points_outside_the_tables() -> None:
     tables = hopper_tables.make_tables(plan)
     assert tables.key_camera.shape == (256,)
     assert bool((tables.key_camera < tables.phasors.shape[2]).all())
-    assert not tables.half_vectors[:, :, 1, :, 16:].any()
+    assert not tables.key_views[:, :, 1, :, 16:].any()
 
 
-def test_tables_are_contiguous_and_of_every_sample() -> None:
-    plan = MeRoPE(128).plan(Cameras(random_poses(2, 3), PINHOLE), (2, 3))
+@pytest.mark.parametrize("direction_scale", [None, 50.0])
+def test_tables_are_contiguous_and_of_every_sample(direction_scale: float | None) -> None:
+    plan = MeRoPE(128, direction_scale=direction_scale).plan(Cameras(random_poses(2, 3), PINHOLE), (2, 3))
     tables = hopper_tables.make_tables(plan)
     assert all(tensor.is_contiguous() for tensor in tables.tensors())
     assert {tensor.shape[0] for tensor in tables.tensors()[:-1]} == {2}
@@ -188,7 +226,6 @@ def test_tables_are_contiguous_and_of_every_sample() -> None:
         (MeRoPE(192).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "heads of 128"),
         (MeRoPE(128, partition=(36, 48, 12, 32)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "paper's partition"),
         (MeRoPE(128, fractions=(0.0, 0.5, 1.0)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "quaternion [3, 4]"),
-        (MeRoPE(128, direction_scale=50.0).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "not a phasor [18, 2]"),
         (MeRoPE(128, anchor_frame="transport").plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "MinRot"),
         (MeRoPE(128, transform_values=False).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "values"),
         (MeRoPE(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1), "camera for every token"),
@@ -208,8 +245,9 @@ def test_other_plans_are_refused_with_the_reason(plan: AttentionPlan, reason: st
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-def test_tables_have_the_kernels_types_whatever_the_default(default: torch.dtype) -> None:
-    plan = MeRoPE(128, rotation=False).plan(Cameras(curved_drive(2), PINHOLE), (2, 3))
+@pytest.mark.parametrize("options", [{"rotation": False}, {"direction_scale": 50.0}], ids=str)
+def test_tables_have_the_kernels_types_whatever_the_default(default: torch.dtype, options: dict) -> None:
+    plan = MeRoPE(128, **options).plan(Cameras(curved_drive(2), PINHOLE), (2, 3))
     usual = torch.get_default_dtype()
     torch.set_default_dtype(default)
     try:
@@ -244,9 +282,11 @@ def test_structures_mirror_those_of_the_kernels(name: str, structure: type[ctype
     assert [(field[0], field[1]) for field in structure._fields_] == expected
 
 
-def test_shared_memory_is_what_the_kernel_lays_out() -> None:
-    number: dict[str, int] = {}
-    for name, value in re.findall(r"constexpr (?:int|u32) (k\w+) = ([^;]*);", SOURCE):
+@pytest.mark.parametrize("phases", [False, True])
+def test_shared_memory_is_what_the_kernel_lays_out(phases: bool) -> None:
+    number: dict[str, int] = {"true": 1, "false": 0}
+    source = hopper_module.kernel_source(phases)
+    for name, value in re.findall(r"constexpr (?:bool|int|u32) (k\w+) = ([^;]*);", source):
         number[name] = eval(value.replace("/", "//"), {}, number)
     barriers = 2 * 3 * number["kStages"] * 8
     assert 1008 + number["kBarrierOffset"] + barriers <= hopper.SHARED_BYTES <= 227 * 1024
@@ -254,3 +294,4 @@ def test_shared_memory_is_what_the_kernel_lays_out() -> None:
     assert number["kKeys"] == number["kRows"] == hopper_tables.TILE
     assert number["kStepBytes"] == hopper.STEP * 256
     assert number["kParts"] == hopper.PARTS
+    assert (24 + number["kTurningRegisters"] + 2 * number["kAttendingRegisters"]) * 128 == 65536

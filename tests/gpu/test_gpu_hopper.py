@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,18 +50,24 @@ RIGS: dict[str, Callable[[], Cameras]] = {
 }
 
 
+@pytest.fixture(params=[None, 50.0], ids=["rotation", "directions"])
+def encoding(request: pytest.FixtureRequest) -> MeRoPE:
+    """The paper's, and the one with phases of directions in place of its rotation block."""
+    return MeRoPE(direction_scale=request.param)
+
+
 def takes_the_kernel(plan: AttentionPlan, dtype: torch.dtype) -> bool:
     return fused.hopper_for(torch.empty((1, 1, 1, 128), device=DEVICE, dtype=dtype), plan) is not None
 
 
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("rig", RIGS)
-def test_rigs(rig: str, cross: bool) -> None:
+def test_rigs(encoding: MeRoPE, rig: str, cross: bool) -> None:
     cameras = RIGS[rig]().to(DEVICE)
     other = (
         {"key": Cameras(cameras.world_from_camera[..., 1:4, :, :], cameras.lens), "key_grid": (4, 9)} if cross else {}
     )
-    plan = MeRoPE().plan(cameras, (5, 7), **other)  # type: ignore[arg-type]
+    plan = encoding.plan(cameras, (5, 7), **other)  # type: ignore[arg-type]
     assert takes_the_kernel(plan, torch.bfloat16)
     assert_accurate(errors_of(plan, torch.bfloat16, heads=3), against_plain=True)
     assert_accurate(errors_of(plan, torch.float16, heads=3))
@@ -68,8 +75,10 @@ def test_rigs(rig: str, cross: bool) -> None:
 
 @pytest.mark.parametrize(("cameras", "grid"), [(1, (1, 1)), (2, (1, 3)), (3, (8, 8)), (2, (9, 15)), (7, (8, 16))])
 @pytest.mark.parametrize(("keys", "key_grid"), [(1, (1, 1)), (3, (7, 10)), (2, (8, 16)), (5, (5, 13))])
-def test_odd_lengths(cameras: int, grid: tuple[int, int], keys: int, key_grid: tuple[int, int]) -> None:
-    plan = MeRoPE().plan(driving_cameras(1, cameras), grid, key=driving_cameras(1, keys), key_grid=key_grid)
+def test_odd_lengths(
+    encoding: MeRoPE, cameras: int, grid: tuple[int, int], keys: int, key_grid: tuple[int, int]
+) -> None:
+    plan = encoding.plan(driving_cameras(1, cameras), grid, key=driving_cameras(1, keys), key_grid=key_grid)
     assert takes_the_kernel(plan, torch.bfloat16)
     if plan.key_tokens > 1:
         assert_accurate(errors_of(plan, torch.bfloat16, heads=1), against_plain=True)
@@ -83,13 +92,13 @@ def test_odd_lengths(cameras: int, grid: tuple[int, int], keys: int, key_grid: t
 
 
 @pytest.mark.parametrize(("clips", "heads"), [(1, 1), (3, 5), (8, 12)])
-def test_batches_and_heads(clips: int, heads: int) -> None:
-    plan = MeRoPE().plan(driving_cameras(clips, 4), (5, 9))
+def test_batches_and_heads(encoding: MeRoPE, clips: int, heads: int) -> None:
+    plan = encoding.plan(driving_cameras(clips, 4), (5, 9))
     assert_accurate(errors_of(plan, torch.bfloat16, heads=heads), against_plain=True)
 
 
-def test_one_plan_for_several_samples() -> None:
-    plan = MeRoPE().plan(Cameras(random_poses(3), LENS).to(DEVICE), (5, 9))
+def test_one_plan_for_several_samples(encoding: MeRoPE) -> None:
+    plan = encoding.plan(Cameras(random_poses(3), LENS).to(DEVICE), (5, 9))
     q, k, v, gradient = (x.repeat(3, 1, 1, 1) for x in random_inputs(plan, torch.bfloat16))
     got = results(under(plan, "fused"), (q, k, v), gradient)
     alone = results(under(plan, "fused"), (q[:1], k[:1], v[:1]), gradient[:1])
@@ -98,28 +107,49 @@ def test_one_plan_for_several_samples() -> None:
 
 
 @pytest.mark.parametrize("off", ["disparity", "rotation", "translation"])
-def test_blocks_that_are_off(off: str) -> None:
-    plan = MeRoPE(**{off: False}).plan(driving_cameras(1, 4), (5, 9))  # type: ignore[arg-type]
+def test_blocks_that_are_off(encoding: MeRoPE, off: str) -> None:
+    plan = replace(encoding, **{off: False}).plan(driving_cameras(1, 4), (5, 9))  # type: ignore[arg-type]
     assert takes_the_kernel(plan, torch.bfloat16)
     assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
 
 
-def test_many_cameras_do_not_add_up_errors() -> None:
+def test_many_cameras_do_not_add_up_errors(encoding: MeRoPE) -> None:
     for cameras in (Cameras(curved_drive(64), LENS), Cameras(random_poses(64), LENS)):
-        plan = MeRoPE().plan(cameras.to(DEVICE), (3, 5))
+        plan = encoding.plan(cameras.to(DEVICE), (3, 5))
         assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
 
 
-def test_peaked_attention() -> None:
-    plan = MeRoPE().plan(driving_cameras(1, 5), (5, 7))
+@pytest.mark.parametrize("cameras", [13, 64, 128])
+def test_many_tokens_of_many_cameras(encoding: MeRoPE, cameras: int) -> None:
+    plan = encoding.plan(driving_cameras(1, cameras), (9, 16))
+    assert takes_the_kernel(plan, torch.bfloat16)
+    assert_accurate(errors_of(plan, torch.bfloat16, heads=1), against_plain=True)
+
+
+def test_rotations_and_directions_in_turn() -> None:
+    """Each has kernels of its own: neither takes the other's."""
+    plans = [MeRoPE(direction_scale=scale).plan(driving_cameras(1, 4), (5, 9)) for scale in (None, 50.0)]
+    for plan in (*plans, *plans):
+        assert takes_the_kernel(plan, torch.bfloat16)
+        assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0, 400.0])
+def test_directions_of_any_scale(scale: float) -> None:
+    plan = MeRoPE(direction_scale=scale).plan(driving_cameras(1, 5), (5, 7))
+    assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
+
+
+def test_peaked_attention(encoding: MeRoPE) -> None:
+    plan = encoding.plan(driving_cameras(1, 5), (5, 7))
     for dtype in (torch.bfloat16, torch.float16):
         assert_accurate(errors_of(plan, dtype, factor=30.0))
 
 
 @pytest.mark.parametrize("exponent", [-66, -27, 0, 27, 66, 100])
-def test_output_gradients_of_any_magnitude(exponent: int) -> None:
+def test_output_gradients_of_any_magnitude(encoding: MeRoPE, exponent: int) -> None:
     """Gradients are linear in the output's: each head is scaled into half precision's range and back."""
-    plan = MeRoPE().plan(driving_cameras(1, 3), (5, 9))
+    plan = encoding.plan(driving_cameras(1, 3), (5, 9))
     *inputs, gradient = random_inputs(plan, torch.bfloat16)
     gradient[:, 1] *= 1e-3  # heads of different magnitudes
     got = results(under(plan, "fused"), inputs, gradient * 2.0**exponent)
@@ -131,16 +161,16 @@ def test_output_gradients_of_any_magnitude(exponent: int) -> None:
 
 
 @pytest.mark.parametrize("magnitude", [1e-4, 100.0, 1000.0])
-def test_values_of_any_magnitude(magnitude: float) -> None:
-    plan = MeRoPE().plan(driving_cameras(1, 3), (5, 9))
+def test_values_of_any_magnitude(encoding: MeRoPE, magnitude: float) -> None:
+    plan = encoding.plan(driving_cameras(1, 3), (5, 9))
     q, k, v, gradient = random_inputs(plan, torch.bfloat16)
     got = results(under(plan, "fused"), (q, k, magnitude * v), gradient)
     exact = [x.double() for x in (q, k, magnitude * v)]
     assert max(relative_errors(got, results(under(plan, "sdpa"), exact, gradient))) < 0.02
 
 
-def test_saturation_keeps_numbers_finite_and_nan() -> None:
-    plan = MeRoPE().plan(driving_cameras(1, 2), (2, 3))
+def test_saturation_keeps_numbers_finite_and_nan(encoding: MeRoPE) -> None:
+    plan = encoding.plan(driving_cameras(1, 2), (2, 3))
     q, k, v, _ = random_inputs(plan, torch.bfloat16)
     v[0, 0, 0, 5] = 1e6
     assert under(plan, "fused")(q, k, v).isfinite().all()
@@ -150,16 +180,16 @@ def test_saturation_keeps_numbers_finite_and_nan() -> None:
     assert out[0, 1].isfinite().all()
 
 
-def test_padding_beside_large_negative_scores_is_not_nan() -> None:
+def test_padding_beside_large_negative_scores_is_not_nan(encoding: MeRoPE) -> None:
     """Scores of padding are 0, far above log-sum-exps of −1000: their weight must not be infinite."""
-    plan = MeRoPE(disparity=False, rotation=False, translation=False).plan(driving_cameras(1, 1), (3, 3))
+    plan = replace(encoding, disparity=False, rotation=False, translation=False).plan(driving_cameras(1, 1), (3, 3))
     q, k, v, gradient = random_inputs(plan, torch.bfloat16)
     q, k = 30 * torch.ones_like(q), -30 * torch.ones_like(k)
     assert all(x.isfinite().all() for x in results(under(plan, "fused"), (q, k, v), gradient))
 
 
-def test_views_of_one_projection_and_unaligned_rows() -> None:
-    plan = MeRoPE().plan(driving_cameras(1, 3), (5, 9))
+def test_views_of_one_projection_and_unaligned_rows(encoding: MeRoPE) -> None:
+    plan = encoding.plan(driving_cameras(1, 3), (5, 9))
     *inputs, gradient = random_inputs(plan, torch.bfloat16)
     dense = results(under(plan, "fused"), inputs, gradient)
     views = torch.stack([x.transpose(1, 2) for x in inputs], dim=2).unbind(2)  # [B, N, 3, H, d]
@@ -173,8 +203,8 @@ def test_views_of_one_projection_and_unaligned_rows() -> None:
             torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 
 
-def test_cuda_graphs() -> None:
-    plan = MeRoPE().plan(driving_cameras(1, 3), (5, 9))
+def test_cuda_graphs(encoding: MeRoPE) -> None:
+    plan = encoding.plan(driving_cameras(1, 3), (5, 9))
     q, k, v, _ = random_inputs(plan, torch.bfloat16)
     with torch.no_grad():
         expected = under(plan, "fused")(q, k, v)

@@ -56,12 +56,12 @@ def _forward(
     attend = AttendParams(
         *(tokens(q), tokens(out.transpose(1, 2)), packed[0].data_ptr(), packed[1].data_ptr(), lse.data_ptr()),
         *(x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)),
-        *(t.half_vectors.data_ptr(), t.phasors.data_ptr(), t.key_camera.data_ptr(), own_tables),
+        *(t.key_views.data_ptr(), t.phasors.data_ptr(), t.key_camera.data_ptr(), own_tables),
         *(batch, heads, cameras, queries // cameras, queries, keys, padded, t.phasors.shape[2], SCALE),
     )
     tiles = batch * heads * cameras * math.ceil(queries // cameras / TILE)
     with torch.cuda.device(q.device):
-        kernels = module(q.device.index)
+        kernels = module(q.device.index, t.phases)
         grid = _token_grid(padded, batch, heads)
         kernels.launch(f"pack_keys_{SUFFIX[q.dtype]}", grid, 256, 0, _key_packing(k, v, packed, t))
         kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1, 1), 512, SHARED_BYTES, attend)
@@ -91,7 +91,7 @@ def _bound_and_pack(grad: Tensor, k: Tensor, v: Tensor, part_bounds: Tensor, pac
     blocks, _, groups = _token_grid(packed.shape[3], batch, heads)
     grid = (PARTS * (2 * heads + math.ceil(blocks / PARTS) * groups), batch, 1)
     params = BoundParams(_key_packing(k, v, packed, t), tokens(grad), part_bounds.data_ptr(), queries, groups)
-    module(k.device.index).launch(f"bound_and_pack_{SUFFIX[k.dtype]}", grid, 256, 0, params)
+    module(k.device.index, t.phases).launch(f"bound_and_pack_{SUFFIX[k.dtype]}", grid, 256, 0, params)
 
 
 _attend = torch.library.custom_op("merope::attend_hopper", _forward, mutates_args=(), device_types="cuda")
@@ -126,7 +126,7 @@ def _backward(
     row_numbers = lse.new_empty((batch * heads, rows, 2))
     sums = lse.new_empty((batch * heads, rows // STEP, 2, 8, 128, 4))
     by_query = [x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)]
-    by_camera = [x.data_ptr() for x in (t.half_vectors, t.phasors, t.key_camera)]
+    by_camera = [x.data_ptr() for x in (t.key_views, t.phasors, t.key_camera)]
     pack = PackQueryParams(
         *(tokens(q), tokens(out.transpose(1, 2)), tokens(grad.transpose(1, 2)), lse.data_ptr(), *by_query),
         *(x.data_ptr() for x in (packed_queries[0], packed_queries[1], row_numbers, part_bounds, bounds, sums)),
@@ -144,7 +144,7 @@ def _backward(
     )
     suffix = SUFFIX[q.dtype]
     with torch.cuda.device(q.device):
-        kernels = module(q.device.index)
+        kernels = module(q.device.index, t.phases)
         _bound_and_pack(grad.transpose(1, 2), k, v, part_bounds, packed, t)
         kernels.launch(f"pack_queries_{suffix}", _token_grid(rows, batch, heads), 256, 0, pack)
         grid = (batch * heads * padded // TILE, 1, 1)

@@ -33,9 +33,9 @@ struct GradParams {
     const float2* rows;
     const float2* bounds;
     float* sums;               // [batch * heads, cameras * padded rows / 64, 2 halves, 8, 128, 4], zeros before
-    const float* rotation;     // of keys [tables, keys, 9]
+    const float* rotation;     // of keys [tables, keys, 9]; not read with direction phases
     const float* native;       // of keys [tables, keys, 16, 2]
-    const u32* half_vectors;
+    const u32* key_views;
     const uint4* phasors;
     const int* key_camera;
     i64 tables_per_sample;
@@ -78,143 +78,11 @@ __device__ __forceinline__ void issue_query_sums(float (&d)[32], u32 errors, u32
     wgmma_commit();
 }
 
-// ---- into and out of a camera's view ------------------------------------------------------------------------------
-
-__device__ __forceinline__ float2 widen_pair(u32 w) {
-    return make_float2(widen<false>((u16)w), widen<false>((u16)(w >> 16)));
-}
-
-struct CameraTables {  // of one query camera, for one tile of keys
-    const u32* half_vectors;
-    const uint4* phasors;
-};
 __device__ __forceinline__ CameraTables camera_tables(const GradParams& p, i64 tables, int camera, int tile) {
     const i64 at = tables * p.cameras + camera;
-    return {p.half_vectors + at * 9 * p.padded_keys + (i64)tile * 9 * kKeys, p.phasors + at * p.key_cameras * 3};
+    const u32* key_views = p.key_views + at * kViewWords * p.padded_keys + (i64)tile * kViewWords * kKeys;
+    return {key_views, p.phasors + at * p.key_cameras * 3};
 }
-
-// Half 0 of one packed key (or value) on its way to the tile in the camera's view, and what turns it: the instructions
-// of turn_chunks in the backward pass's order of words.
-struct TurnedRow {
-    u32 words[8][4];
-    KeyTurn turn;
-
-    __device__ __forceinline__ u32 number_twice(int i) const {
-        return i % 2 ? high_twice(turn.half_vectors[i / 2]) : low_twice(turn.half_vectors[i / 2]);
-    }
-    __device__ __forceinline__ void load(const uint4* from, int swizzle) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const uint4 w = from[c ^ swizzle];
-            words[c][0] = w.x, words[c][1] = w.y, words[c][2] = w.z, words[c][3] = w.w;
-        }
-    }
-    __device__ __forceinline__ void store(uint4* to, int swizzle) {
-#pragma unroll
-        for (int a = 0; a < 6; ++a) {
-            const int c = a / 4 * 3, w = a % 4;
-            reflect(words[c][w], words[c + 1][w], words[c + 2][w], number_twice(3 * a), number_twice(3 * a + 1),
-                    number_twice(3 * a + 2));
-        }
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            const int c = i < 2 ? 3 : 6, w = i < 2 ? 2 + i : i - 2;
-            turn_pairs(words[c][w], words[c + 1][w], turn.phasors[2 * i], turn.phasors[2 * i + 1]);
-        }
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-            to[c ^ swizzle] = make_uint4(words[c][0], words[c][1], words[c][2], words[c][3]);
-    }
-};
-
-// The sums of two keys in registers, their half 0 into a camera's view (sign 1) or out of it (-1): what turns together
-// is with one thread. A reflection is its own inverse.
-// Operators rounded to half precision stretch by 2^-12, and sums pass through those of every camera: here they are made
-// orthogonal again, to first order in what they lack.
-struct HalfVector {
-    float m[3], along[3];
-    __device__ __forceinline__ HalfVector(float x, float y, float z) : m{x, y, z} {
-        const float factor = 2.f - 0.5f * (x * x + y * y + z * z);
-#pragma unroll
-        for (int i = 0; i < 3; ++i) along[i] = m[i] * factor;
-    }
-    __device__ __forceinline__ void reflect(float& x, float& y, float& z) const {
-        const float dot = m[0] * x + m[1] * y + m[2] * z;
-        x -= dot * along[0], y -= dot * along[1], z -= dot * along[2];
-    }
-};
-__device__ __forceinline__ float2 unit_phasor(float cosine, float sine) {
-    const float factor = 1.5f - 0.5f * (cosine * cosine + sine * sine);
-    return make_float2(cosine * factor, sine * factor);
-}
-
-struct SumTurn {  // a key's operators on the words of one lane, into a camera's view (sign 1) or out of it (-1)
-    u32 anchor[2], mixed[2];  // mixed: another anchor, or cosines and sines of two pairs
-    uint2 pairs;
-
-    __device__ __forceinline__ void load(const CameraTables& tables, int row, int key_camera, int word) {
-        const u32* n = tables.half_vectors + row;
-        const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera);
-        const u32* other = word < 2 ? n + (6 + word) * kKeys : phasors + 2 * (word - 2);
-        anchor[0] = __ldg(n + 3 * word / 2 * kKeys), anchor[1] = __ldg(n + (3 * word / 2 + 1) * kKeys);
-        mixed[0] = __ldg(other), mixed[1] = __ldg(other + (word < 2 ? kKeys : 1));
-        pairs = __ldg((const uint2*)phasors + 2 + word);
-    }
-    // An anchor's three numbers are the first of two words' four, or the last. Both columns.
-    static __device__ __forceinline__ void reflect(float (&d)[64], int at, const u32 (&words)[2], int word) {
-        const float2 low = widen_pair(words[0]), high = widen_pair(words[1]);
-        const bool last = word & 1;
-        const HalfVector n(last ? low.y : low.x, last ? high.x : low.y, last ? high.y : high.x);
-        n.reflect(d[at], d[at + 4], d[at + 8]);
-        n.reflect(d[at + 1], d[at + 5], d[at + 9]);
-    }
-    static __device__ __forceinline__ void turn(float (&d)[64], int at, float2 cosines, float2 sines, float sign) {
-        turn_pair(d[at], d[at + 4], unit_phasor(cosines.x, sign * sines.x));
-        turn_pair(d[at + 1], d[at + 5], unit_phasor(cosines.y, sign * sines.y));
-    }
-    __device__ __forceinline__ void all_lanes(float (&d)[64], int r, int word, float sign) const {
-        reflect(d, 2 * r, anchor, word);
-        turn(d, 24 + 2 * r, widen_pair(pairs.x), widen_pair(pairs.y), sign);
-    }
-    __device__ __forceinline__ void lower_lanes(float (&d)[64], int r, int word) const {
-        reflect(d, 12 + 2 * r, mixed, word);
-    }
-    __device__ __forceinline__ void upper_lanes(float (&d)[64], int r, float sign) const {
-        turn(d, 12 + 2 * r, widen_pair(mixed[0]), widen_pair(mixed[1]), sign);
-    }
-};
-template <int kViews> struct SumTurns {  // of two keys, through one view or two; loaded before the first is applied
-    SumTurn turns[kViews][2];
-
-    __device__ __forceinline__ void load(
-        int view, const CameraTables& tables, const int (&row)[2], const int (&key_camera)[2], int word
-    ) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) turns[view][r].load(tables, row[r], key_camera[r], word);
-    }
-    __device__ __forceinline__ void apply(
-        float (&dk)[64], float (&dv)[64], const float (&signs)[kViews], int word
-    ) const {
-#pragma unroll
-        for (int i = 0; i < 2 * kViews; ++i) {
-            turns[i / 2][i % 2].all_lanes(dk, i % 2, word, signs[i / 2]);
-            turns[i / 2][i % 2].all_lanes(dv, i % 2, word, signs[i / 2]);
-        }
-        if (word < 2) {
-#pragma unroll
-            for (int i = 0; i < 2 * kViews; ++i) {
-                turns[i / 2][i % 2].lower_lanes(dk, i % 2, word);
-                turns[i / 2][i % 2].lower_lanes(dv, i % 2, word);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 2 * kViews; ++i) {
-                turns[i / 2][i % 2].upper_lanes(dk, i % 2, signs[i / 2]);
-                turns[i / 2][i % 2].upper_lanes(dv, i % 2, signs[i / 2]);
-            }
-        }
-    }
-};
 
 // ---- over the queries ---------------------------------------------------------------------------------------------
 
@@ -260,7 +128,7 @@ __device__ __forceinline__ void copy_steps(
         if (step % walk.steps_per_camera) continue;
         const int next_camera = walk.camera(step + walk.steps_per_camera);
         const CameraTables next = camera_tables(p, tables, next_camera, tile);
-        prefetch_bulk(next.half_vectors, 9 * kKeys * 4);
+        prefetch_bulk(next.key_views, kViewWords * kKeys * 4);
         prefetch_bulk(next.phasors, p.key_cameras * 48);
     }
 }
@@ -287,7 +155,7 @@ __device__ __forceinline__ void store_key_sums(
         for (int row = thread / 8; row < 64 && first_key + row < p.keys; row += 16) {
             const int key = first_key + row;
             const i64 at = sample * p.tables_per_sample * p.keys + key;
-            const TokenTurn turn(chunk, half ? p.rotation + at * 9 : nullptr, p.native + at * 32, true);
+            const TokenTurn turn(chunk, key_operator(p, half, at), p.native + at * 32, true);
             float x[8];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -328,13 +196,22 @@ __device__ __forceinline__ void walk_queries(
         const int row = group * 64 + thread % 64;
         const char* from = shared + kPacked + (thread < 64 ? 0 : kHalfBytes) + row * 128;
         const CameraTables view = camera_tables(p, tables, camera, tile);
-        turned.turn.load_half_vectors(view.half_vectors + row);
+        turned.turn.load_half_vectors(view.key_views + row);
         turned.turn.load_phasors(view.phasors + 3 * camera_of(row));
         turned.load((const uint4*)from, row & 7);
     };
-    auto store_row = [&]() {
+    auto tile_row = [&](u32 half) {
         const int row = group * 64 + thread % 64;
-        turned.store((uint4*)(shared + (thread < 64 ? kGradKeys : kGradValues) + row * 128), row & 7);
+        return (uint4*)(shared + (thread < 64 ? kGradKeys : kGradValues) + half * kHalfBytes + row * 128);
+    };
+    TurnedDirections turned_directions;
+    auto load_directions = [&](int camera) {  // packed keys anew from the cache: shared memory has no room for them
+        const int row = group * 64 + thread % 64;
+        const i64 at = (pair * 2 + 1) * p.padded_keys + tile * kKeys + row;
+        const uint4* from = (const uint4*)((thread < 64 ? p.packed_k : p.packed_v) + at * 64);
+        turned_directions.load(from, row & 7, camera_tables(p, tables, camera, tile).key_views + row);
+    };
+    auto publish = [&]() {
         fence_async_proxy();
         named_sync<256>(5);
     };
@@ -357,7 +234,18 @@ __device__ __forceinline__ void walk_queries(
         } else {
             load_row(camera);
         }
-        store_row();
+        turned.store(tile_row(0), thread & 7);
+        if (kPhases) {
+            load_directions(camera);
+            if (turn) {
+                DirectionSumTurns<2> turns;
+                turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, lane & 3);
+                turns.load(1, view, rows, lane & 3);
+                turns.apply(dk, dv, {-1.f, 1.f}, lane & 3);
+            }
+            turned_directions.store(tile_row(1), thread & 7);
+        }
+        publish();
         float s[32] = {}, d[32] = {};  // not before: their registers hold what turns
         barrier_wait(barriers + 8 * (kQueriesHere + (step & 1)), step / 2 & 1);
         pin(s), pin(d), pin(dk), pin(dv);
@@ -447,6 +335,11 @@ __device__ __forceinline__ void walk_queries(
     SumTurns<1> turns;
     turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, row_cameras, lane & 3);
     turns.apply(dk, dv, {-1.f}, lane & 3);
+    if (kPhases) {
+        DirectionSumTurns<1> direction_turns;
+        direction_turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, lane & 3);
+        direction_turns.apply(dk, dv, {-1.f}, lane & 3);
+    }
     if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     const int sample = pair / p.heads, head = pair % p.heads, first_key = tile * kKeys + group * 64;
     const HeadScales scales(__ldg(p.bounds + pair));

@@ -13,7 +13,7 @@ struct PackParams {
     Tokens k, v;
     u16* packed_k;          // [batch * heads, 2 halves, padded keys, 64]
     u16* packed_v;
-    const float* rotation;  // [tables, keys, 9]
+    const float* rotation;  // [tables, keys, 9]; not read with direction phases
     const float* native;    // [tables, keys, 16, 2]
     i64 tables_per_sample;  // 1: every sample has its own tables; 0: all share one
     int heads, keys, padded_keys;
@@ -26,10 +26,22 @@ struct PackParams {
 //           c = 6, 7: words 6 to 11 of translation, then native pairs 14 and 15
 //           word 2i: first numbers of translation pairs 2i and 2i + 1; word 2i + 1: their second numbers
 //   half 1  c < 6: rotation triplets 2c and 2c + 1, native pair c;  c = 6, 7: native pairs 6 to 13
+// With direction phases (kPhases) in place of rotations, half 1 depends on the query's camera, too:
+//   half 1  its 32 words are the 18 of directions, laid out as those of translation; then native pairs 0 to 13
 
-__device__ __forceinline__ int translation_channel(int word, int i) { return 72 + 4 * (word / 2) + (word & 1) + 2 * i; }
+constexpr int kDirectionWords = 18;
+
+// Channel i of a word of pairs that turn two by two
+__device__ __forceinline__ int paired_channel(int first, int word, int i) {
+    return first + 4 * (word / 2) + (word & 1) + 2 * i;
+}
+__device__ __forceinline__ int translation_channel(int word, int i) { return paired_channel(72, word, i); }
 
 __device__ __forceinline__ int channel(int half, int c, int slot) {
+    if (half && kPhases) {
+        const int word = 4 * c + slot / 2, pair = word - kDirectionWords;
+        return pair < 0 ? paired_channel(36, word, slot & 1) : 96 + 2 * pair + (slot & 1);
+    }
     if (half) return c >= 6 ? 108 + 8 * (c - 6) + slot : slot < 6 ? 36 + 6 * c + slot : 96 + 2 * c + slot - 6;
     if (c < 6) return slot < 6 ? 6 * c + 3 * (slot & 1) + slot / 2 : translation_channel(c, slot - 6);
     return c == 7 && slot >= 4 ? 120 + slot : translation_channel(6 + 4 * (c - 6) + slot / 2, slot & 1);
@@ -40,8 +52,16 @@ __device__ __forceinline__ int channel(int half, int c, int slot) {
 //   c = 0, 1, 2  x, y, z of anchors 0 to 3
 //   c = 3, 4, 5  x, y, z of anchors 4 and 5; then words 0 and 2, words 1 and 3 of translation, native pairs 14 and 15
 //   c = 6, 7     words 4, 6, 8, 10 and words 5, 7, 9, 11 of translation
+// And of half 1 with direction phases:
+//   c = 0 to 3   words 0, 2, 4, 6; words 1, 3, 5, 7; words 8, 10, 12, 14; words 9, 11, 13, 15 of directions
+//   c = 4, 5     words 16 and 17 of directions first; native pairs in all other places
 // Where word i of chunk c is there, as 4 chunks + word:
 __device__ __forceinline__ int sum_place(int half, int c, int i) {
+    if (half && kPhases) {
+        const int word = 4 * c + i;
+        if (word < kDirectionWords) return 4 * (word / 8 * 2 + word % 2) + word / 2 % 4;
+        return word < 21 ? word - 1 : word;
+    }
     if (half) return 4 * c + i;
     if (c < 6 && i < 3) return 4 * (c / 4 * 3 + i) + c % 4;
     if (c == 7 && i >= 2) return 20 + i;
@@ -111,15 +131,25 @@ __device__ __forceinline__ void turn_triplet(float& x, float& y, float& z, const
     z = m[6] * a + m[7] * b + m[8] * c;
 }
 
+// A token's operator in half 1: a rotation, or phasors of directions. Keys have none of these: cameras see them.
+constexpr int kOwnFloats = 9 + 27 * kPhases;
+
 struct TokenTurn {  // a token's own operators on one chunk, or their transposes
     float frame[9];
     float2 phasors[4];
 
-    __device__ __forceinline__ TokenTurn(const Chunk& chunk, const float* matrix, const float* native, bool transpose) {
+    // own: a matrix for half 0, for half 1 what kOwnFloats says; null is the identity
+    __device__ __forceinline__ TokenTurn(const Chunk& chunk, const float* own, const float* native, bool transpose) {
+        if (chunk.half && kPhases) load_phases(4 * chunk.c, (const float2*)own, (const float2*)native, transpose);
+        else load_frame(chunk, own, native, transpose);
+    }
+    __device__ __forceinline__ void load_frame(
+        const Chunk& chunk, const float* own, const float* native, bool transpose
+    ) {
 #pragma unroll
         for (int i = 0; i < 9; ++i) {
             const float identity = i % 4 == 0 ? 1.f : 0.f;
-            frame[i] = matrix && chunk.c < 6 ? __ldg(matrix + (transpose ? i % 3 * 3 + i / 3 : i)) : identity;
+            frame[i] = own && chunk.c < 6 ? __ldg(own + (transpose ? i % 3 * 3 + i / 3 : i)) : identity;
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -130,7 +160,22 @@ struct TokenTurn {  // a token's own operators on one chunk, or their transposes
             if (transpose) phasors[i].y = -phasors[i].y;
         }
     }
+    __device__ __forceinline__ void load_phases(int word, const float2* own, const float2* native, bool transpose) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int pair = word + i - kDirectionWords;  // of the native band; directions have as many pairs as words
+            phasors[i] = pair >= 0 ? __ldg(native + pair) : own ? __ldg(own + word + i) : make_float2(1.f, 0.f);
+            if (transpose) phasors[i].y = -phasors[i].y;
+        }
+    }
+    __device__ __forceinline__ void apply_phases(float (&x)[8], int c) const {
+        if (c < 5) turn_pair(x[0], x[2], phasors[0]), turn_pair(x[1], x[3], phasors[1]);
+        else turn_pair(x[0], x[1], phasors[0]), turn_pair(x[2], x[3], phasors[1]);
+        if (c < 4) turn_pair(x[4], x[6], phasors[2]), turn_pair(x[5], x[7], phasors[3]);
+        else turn_pair(x[4], x[5], phasors[2]), turn_pair(x[6], x[7], phasors[3]);
+    }
     __device__ __forceinline__ void apply(float (&x)[8], const Chunk& chunk) const {
+        if (chunk.half && kPhases) return apply_phases(x, chunk.c);
         if (chunk.c >= 6) {
 #pragma unroll
             for (int i = 0; i < 3; ++i) turn_pair(x[2 * i], x[2 * i + 1], phasors[i]);
@@ -143,6 +188,13 @@ struct TokenTurn {  // a token's own operators on one chunk, or their transposes
     }
 };
 
+template <class Params> __device__ __forceinline__ const float* key_operator(const Params& p, int half, i64 row) {
+    return half && !kPhases ? p.rotation + row * 9 : nullptr;
+}
+template <class Params> __device__ __forceinline__ const float* query_operator(const Params& p, int half, i64 row) {
+    return (half ? p.rotation : p.disparity) + row * (half ? kOwnFloats : 9);
+}
+
 // A thread per key, half and chunk; of the heads every `head_step`th. For the forward or the backward pass.
 template <bool kBf16, bool kBackward = true>
 __device__ void pack_keys(const PackParams& p, int block, int first_head, int head_step) {
@@ -152,7 +204,7 @@ __device__ void pack_keys(const PackParams& p, int block, int first_head, int he
     const Chunk chunk((index / 8) & 1, index & 7);
     const bool padding = key >= p.keys;
     const i64 row = sample * p.tables_per_sample * p.keys + (padding ? 0 : key);
-    const TokenTurn turn(chunk, chunk.half ? p.rotation + row * 9 : nullptr, p.native + row * 32, false);
+    const TokenTurn turn(chunk, key_operator(p, chunk.half, row), p.native + row * 32, false);
     for (int head = first_head; head < p.heads; head += head_step) {
         const i64 row_to = ((i64)(sample * p.heads + head) * 2 + chunk.half) * p.padded_keys + key;
         float k[8] = {}, v[8] = {};

@@ -1,10 +1,11 @@
 // MeRoPE's attention: keys and values are turned into the query camera's view inside the loop.
 //
-// Two kernels. `pack_keys` applies what factors per token (rotation and native blocks) to keys and values once, in half
-// precision and in the order of hopper_channels.cuh. `attend` is flash attention over tiles of 128 queries of one
+// Two kernels. `pack_keys` applies what factors per token (native block, and rotations where directions have no phases)
+// to keys and values once, in half precision and in the order of hopper_channels.cuh. `attend` is flash attention over tiles of 128 queries of one
 // camera and 128 keys, by four warpgroups of 128 threads:
 //   0, 1  64 queries each: scores, softmax and weighted values (wgmma), taking turns on the tensor cores;
-//   2     turns the 60 channels that depend on the query's camera, in place in shared memory, one key a thread;
+//   2     turns the channels that depend on the query's camera (60; 96 with direction phases), in place in shared
+//         memory, one key a thread;
 //   3     one thread of it copies packed tiles to shared memory.
 // Half precision inside, whatever the input's type: 11 bits where bfloat16 has 8, and packed arithmetic that makes a
 // turned key cost 60 instructions. Numbers beyond ±16384 saturate. Sums are float32 throughout.
@@ -96,7 +97,7 @@ __device__ __forceinline__ void load_queries(
     for (int i = 0; i < 8; ++i) {
         const int row = copied_row(i, share.thread);
         const i64 at = tile.tables * p.queries + share.token(row);
-        const TokenTurn turn(chunk, (chunk.half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, true);
+        const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, true);
         float x[8];
         chunk.load<kBf16>(x, (const u16*)(shared + row * 256));
         turn.apply(x, chunk);
@@ -133,7 +134,7 @@ __device__ __forceinline__ void store_output(
         for (int i = 0; i < 4; ++i) {
             const int row = 16 * i + share.thread / 8, from = row * 64 + 8 * (chunk.c ^ row & 7);
             const i64 at = tile.tables * p.queries + share.token(row);
-            const TokenTurn turn(chunk, (half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, false);
+            const TokenTurn turn(chunk, query_operator(p, half, at), p.native + at * 32, false);
             float x[8];
 #pragma unroll
             for (int j = 0; j < 8; ++j) x[j] = staged[from + j];
@@ -226,6 +227,10 @@ __device__ __forceinline__ void attend_queries(
     store_output<kBf16>(p, tile, share, out, softmax, own);
 }
 
+// 65536 in all, with 24 of the copying warpgroup; direction phases hold 18 words more of a key.
+constexpr int kTurningRegisters = 72 + 16 * kPhases;
+constexpr int kAttendingRegisters = 208 - 8 * kPhases;
+
 template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams& p) {
     extern __shared__ char dynamic[];
     char* shared = dynamic + (0u - shared_address(dynamic) & 1023u);
@@ -240,10 +245,10 @@ template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams&
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (thread == 0) copy_tiles(p, tile, pipeline, tiles);
     } else if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
         turn_tiles(p, tile, pipeline, shared, tiles, thread);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttendingRegisters));
         const Share share(tile, group, thread);
         if (share.rows > 0) attend_queries<kBf16>(p, tile, pipeline, share, shared, tiles);
     }

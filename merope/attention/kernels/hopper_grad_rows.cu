@@ -14,7 +14,7 @@ struct PackQueryParams {
     Tokens q, out, grad;
     const float* lse;          // [batch, heads, queries]
     const float* disparity;    // [tables, queries, 9]
-    const float* rotation;     // [tables, queries, 9]
+    const float* rotation;     // [tables, queries, kOwnFloats]
     const float* native;       // [tables, queries, 16, 2]
     u16* packed_q;             // [batch * heads, 2 halves, cameras * padded rows, 64]
     u16* packed_grad;
@@ -141,7 +141,7 @@ template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  
     const bool padding = within >= p.tokens_per_camera;
     const int token = padding ? 0 : camera * p.tokens_per_camera + within;
     const i64 at = sample * p.tables_per_sample * p.queries + token;
-    const TokenTurn turn(chunk, (chunk.half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, true);
+    const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, true);
     __shared__ __align__(16) u32 staged[256 * 4];
     const SumOrder order(chunk, staged);
     for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {
@@ -181,7 +181,7 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
     const Chunk chunk((index / 8) & 1, index & 7);
     const int row = token / p.tokens_per_camera * p.padded_rows + token % p.tokens_per_camera;
     const i64 at = sample * p.tables_per_sample * p.queries + token;
-    const TokenTurn turn(chunk, (chunk.half ? p.rotation : p.disparity) + at * 9, p.native + at * 32, false);
+    const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, false);
     // Sums lie as the tensor cores left them: thread, then element (see the softmax of hopper_forward.cu).
     const int r = row % 64, thread = r / 16 * 32 + r % 8 * 4;
     for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {

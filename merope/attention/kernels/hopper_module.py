@@ -20,6 +20,7 @@ SOURCES = (
     "hopper_tiles.cuh",
     "hopper_forward.cu",
     "hopper_grad_rows.cu",
+    "hopper_grad_views.cuh",
     "hopper_backward.cu",
 )
 """In the order in which they are compiled as one text."""
@@ -42,7 +43,7 @@ class AttendParams(ctypes.Structure):
     _fields_ = [
         *((name, Tokens) for name in ("q", "out")),
         *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "lse", "disparity", "rotation", "native")),
-        *((name, ctypes.c_void_p) for name in ("half_vectors", "phasors", "key_camera")),
+        *((name, ctypes.c_void_p) for name in ("key_views", "phasors", "key_camera")),
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("batch", "heads", "cameras", "tokens_per_camera", "queries", "keys")),
         *((name, ctypes.c_int) for name in ("padded_keys", "key_cameras")),
@@ -74,7 +75,7 @@ class GradParams(ctypes.Structure):
         *((name, Tokens) for name in ("grad_k", "grad_v")),
         *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "packed_q", "packed_grad")),
         *((name, ctypes.c_void_p) for name in ("rows", "bounds", "sums", "rotation", "native")),
-        *((name, ctypes.c_void_p) for name in ("half_vectors", "phasors", "key_camera")),
+        *((name, ctypes.c_void_p) for name in ("key_views", "phasors", "key_camera")),
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("heads", "cameras", "padded_rows", "keys", "padded_keys", "key_cameras")),
         ("scale", ctypes.c_float),
@@ -123,21 +124,22 @@ class Module:
 
 
 @lru_cache
-def module(_device_index: int) -> Module:
+def module(_device_index: int, phases: bool) -> Module:
     """The kernels on the current device."""
-    return Module(cubin())
+    return Module(cubin(phases))
 
 
-def kernel_source() -> str:
-    """All kernels as one text."""
-    return "\n".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
+def kernel_source(phases: bool) -> str:
+    """All kernels as one text: with the rotation block, or with phases of directions in its place."""
+    choice = f"constexpr bool kPhases = {str(phases).lower()};"
+    return "\n".join((choice, *(Path(__file__).with_name(name).read_text() for name in SOURCES)))
 
 
 @lru_cache
-def cubin() -> bytes:
+def cubin(phases: bool) -> bytes:
     """The kernels compiled for sm_90a."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    source = kernel_source().encode()
+    source = kernel_source(phases).encode()
     options = (ctypes.c_char_p * 2)(b"--gpu-architecture=sm_90a", b"--std=c++17")
     _check("NVRTC", nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"hopper", 0, None, None))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), options)

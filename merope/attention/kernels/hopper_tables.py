@@ -12,7 +12,7 @@ from merope.attention.plan import AttentionPlan, Block
 
 TILE = 128
 """Keys of one tile; keys are padded to a multiple."""
-ANCHORS, TRANSLATION_PAIRS, NATIVE_PAIRS = 6, 12, 16
+ANCHORS, DIRECTION_PAIRS, TRANSLATION_PAIRS, NATIVE_PAIRS = 6, 18, 12, 16
 LARGEST_DEFECT = 1e-4
 """By how much tables may miss a rotation: the backward pass takes transposes for inverses, and half precision clips."""
 
@@ -36,6 +36,8 @@ SLOTS: dict[tuple[int, int], tuple[Side | None, Side]] = {  # query side (None: 
     TRANSLATION: (None, Side("phasor", (TRANSLATION_PAIRS, 2), grouped=True, by_camera=True)),
     NATIVE: (ROTARY, ROTARY),
 }
+DIRECTIONS = tuple(Side("phasor", (DIRECTION_PAIRS, 2), grouped=grouped) for grouped in (False, True))
+"""What may stand in the place of the rotation's two sides: phases of directions, as the query's camera sees them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +45,19 @@ class HopperTables:
     """A plan's tables as the kernels read them. T is 1, or the batch of the plan."""
 
     query_disparity: Tensor  # float32 [T, Nq, 9]
-    query_rotation: Tensor  # float32 [T, Nq, 9]
+    query_rotation: Tensor  # float32 [T, Nq, 9], or [T, Nq, 36]: phasors of directions
     query_native: Tensor  # float32 [T, Nq, 16, 2]
-    key_rotation: Tensor  # float32 [T, Nk, 9]
+    key_rotation: Tensor  # float32 [T, Nk, 9], or [T, 0, 9]: with directions, not read
     key_native: Tensor  # float32 [T, Nk, 16, 2]
-    half_vectors: Tensor  # float16 [T, Vq, key tiles, 9, 128, 2]: √2·m of six anchors, 18 numbers per key, in pairs
+    key_views: Tensor  # float16 [T, Vq, key tiles, 9 or 27, 128, 2]: √2·m of six anchors, 18 numbers per key, in pairs;
+    # then phasors of directions, pairs two by two, cosines then sines
     phasors: Tensor  # float16 [T, Vq, rows, 6, 2, 2]: pairs of translation two by two, cosines then sines
     key_camera: Tensor  # int32 [padded keys], row of `phasors`
+
+    @property
+    def phases(self) -> bool:
+        """Whether directions have phases, in place of the rotation block."""
+        return self.key_views.shape[3] > 9
 
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -73,12 +81,21 @@ def why_not_plan(plan: AttentionPlan) -> str | None:
     if plan.has_cameraless_keys or plan.cameraless_queries.numel() or after_cameras:
         return "they need a camera for every token"
     for block in plan.blocks:
-        query, key = SLOTS[block.start, block.stop]
+        query, key = DIRECTIONS if _has_directions(block) else SLOTS[block.start, block.stop]
         for name, operator, side in (("query", block.query, query), ("key", block.key, key)):
             reason = None if operator is None else _why_not_side(operator, side)
             if reason is not None:
                 return f'on channels {block.start}:{block.stop} {reason} ({name} side of block "{block.name}")'
     return _why_not_numbers(plan)
+
+
+def has_phases(plan: AttentionPlan) -> bool:
+    """Whether a plan that `why_not_plan` accepts has phases of directions."""
+    return any(_has_directions(block) for block in plan.blocks)
+
+
+def _has_directions(block: Block) -> bool:
+    return (block.start, block.stop) == ROTATION and block.key.form == "phasor"
 
 
 def _why_not_side(operator: Operator, side: Side | None) -> str | None:
@@ -136,19 +153,31 @@ def make_tables(plan: AttentionPlan) -> HopperTables:
 
     frame = torch.eye(3, dtype=torch.float32).flatten()  # named: the kernels read float32, whatever PyTorch's default
     unturned = torch.tensor([1.0, 0.0], dtype=torch.float32).expand(NATIVE_PAIRS, 2)
+    directions = rotation if rotation and _has_directions(rotation) else None
+    key_frame = rotation.key if rotation and not directions else None
+    own = torch.tensor([1.0, 0.0], dtype=torch.float32).repeat(DIRECTION_PAIRS) if directions else frame
     return HopperTables(
         query_disparity=per_token(disparity.query if disparity else None, frame, plan.query_tokens),
-        query_rotation=per_token(rotation.query if rotation else None, frame, plan.query_tokens),
+        query_rotation=per_token(rotation.query if rotation else None, own, plan.query_tokens),
         query_native=per_token(native.query if native else None, unturned, plan.query_tokens),
-        key_rotation=per_token(rotation.key if rotation else None, frame, plan.key_tokens),
+        key_rotation=per_token(key_frame, frame, 0 if directions else plan.key_tokens),
         key_native=per_token(native.key if native else None, unturned, plan.key_tokens),
-        half_vectors=_half_vectors(plan, disparity, samples, padding),
+        key_views=_key_views(plan, disparity, directions, samples),
         phasors=_phasors(plan, translation, samples),
         key_camera=_key_camera(plan, translation, padding),
     )
 
 
-def _half_vectors(plan: AttentionPlan, block: Block | None, samples: int, padding: int) -> Tensor:
+def _key_views(plan: AttentionPlan, disparity: Block | None, directions: Block | None, samples: int) -> Tensor:
+    views = [_half_vectors(plan, disparity, samples)]
+    if directions is not None:
+        phasors = _two_by_two(directions.key.table[:, 0].detach())
+        views.append(phasors.expand(samples, plan.query_cameras, *phasors.shape[2:]).flatten(-3))
+    numbers = pad(torch.cat(views, dim=-1), (0, 0, 0, -plan.key_tokens % TILE))  # [T, Vq, padded keys, 18 or 54]
+    return numbers.unflatten(3, (-1, 2)).unflatten(2, (-1, TILE)).transpose(3, 4).contiguous()
+
+
+def _half_vectors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:  # float16 [T, Vq, Nk, 18]
     """MinRot(u) = (2mmᵀ − I)·diag(−1, −1, 1): its quaternion (w, x, y, 0) holds m = (y, −x, w)."""
     cameras, keys = plan.query_cameras, plan.key_tokens
     if block is None:
@@ -156,8 +185,7 @@ def _half_vectors(plan: AttentionPlan, block: Block | None, samples: int, paddin
     else:
         w, x, y, _ = block.key.table[:, 0].detach().float().unbind(-1)
         m = torch.stack((y, -x, w), dim=-1).expand(samples, cameras, -1, -1, -1)
-    numbers = pad((math.sqrt(2) * m).half().flatten(-2), (0, 0, 0, padding))  # [T, Vq, padded keys, 18]
-    return numbers.unflatten(3, (9, 2)).unflatten(2, (-1, TILE)).transpose(3, 4).contiguous()
+    return (math.sqrt(2) * m).half().flatten(-2)
 
 
 def _phasors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:
@@ -165,8 +193,15 @@ def _phasors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:
         table = torch.tensor([1.0, 0.0], device=plan.device).expand(1, plan.query_cameras, 1, TRANSLATION_PAIRS, 2)
     else:
         table = block.key.table[:, 0].detach()
-    two_by_two = table.unflatten(-2, (-1, 2)).transpose(-1, -2).half()
+    two_by_two = _two_by_two(table)
     return two_by_two.expand(samples, plan.query_cameras, *two_by_two.shape[2:]).contiguous()
+
+
+def _two_by_two(
+    phasors: Tensor,  # [..., pairs, 2]
+) -> Tensor:  # float16 [..., pairs / 2, 2, 2]
+    """Cosines of two neighbouring pairs, then their sines."""
+    return phasors.unflatten(-2, (-1, 2)).transpose(-1, -2).half()
 
 
 def _key_camera(plan: AttentionPlan, block: Block | None, padding: int) -> Tensor:  # int32 [padded keys]

@@ -6,6 +6,7 @@ constexpr u32 kQueryBytes = 64 * 256;  // of one warpgroup
 constexpr u32 kKeyOffset = 2 * kQueryBytes;
 constexpr u32 kValueOffset = kKeyOffset + kStages * kTileBytes;
 constexpr u32 kBarrierOffset = kValueOffset + kStages * kTileBytes;
+constexpr int kViewWords = 9 + kDirectionWords * kPhases;  // of a key in a camera's view
 constexpr float kWeightShift = 8.f;  // weights are 2^8 e^(s - max): half precision then reaches 2^-32 of the largest
 
 struct AttendParams {
@@ -14,9 +15,10 @@ struct AttendParams {
     const u16* packed_v;
     float* lse;                // [batch, heads, queries], natural logarithm
     const float* disparity;    // [tables, queries, 9]
-    const float* rotation;     // [tables, queries, 9]
+    const float* rotation;     // [tables, queries, kOwnFloats]
     const float* native;       // [tables, queries, 16, 2]
-    const u32* half_vectors;   // half pairs [tables, cameras, padded keys / 128, 9, 128]: sqrt(2) m of six anchors
+    const u32* key_views;      // half pairs [tables, cameras, padded keys / 128, kViewWords, 128]: sqrt(2) m of six
+                               // anchors; with direction phases, then cosines and sines of their pairs, two by two
     const uint4* phasors;      // half pairs [tables, cameras, key cameras, 6, 2]: cosines, then sines of two pairs
     const int* key_camera;     // [padded keys]
     i64 tables_per_sample;
@@ -78,9 +80,9 @@ __device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weigh
 struct KeyTurn {  // one key's operators
     u32 half_vectors[9], phasors[12];
 
-    __device__ __forceinline__ void load_half_vectors(const u32* from) {  // of a tile, at the key's row
+    __device__ __forceinline__ void load_half_vectors(const u32* view) {  // of a tile, at the key's row
 #pragma unroll
-        for (int i = 0; i < 9; ++i) half_vectors[i] = __ldg(from + i * kKeys);
+        for (int i = 0; i < 9; ++i) half_vectors[i] = __ldg(view + i * kKeys);
     }
     __device__ __forceinline__ void load_phasors(const uint4* from) {
 #pragma unroll
@@ -134,6 +136,34 @@ __device__ __forceinline__ void turn_in_place(uint4* row, int swizzle, const Key
     }
 }
 
+struct DirectionTurn {  // one key's phases of directions
+    u32 phasors[kDirectionWords];  // cosines, then sines of two pairs
+
+    __device__ __forceinline__ void load(const u32* view) {  // of a tile, at the key's row
+#pragma unroll
+        for (int i = 0; i < kDirectionWords; ++i) phasors[i] = __ldg(view + (9 + i) * kKeys);
+    }
+    __device__ __forceinline__ void turn(u32 (&words)[kDirectionWords]) const {  // in the forward pass's order
+#pragma unroll
+        for (int i = 0; i < kDirectionWords; i += 2) turn_pairs(words[i], words[i + 1], phasors[i], phasors[i + 1]);
+    }
+    __device__ __forceinline__ void turn_in_place(uint4* row, int swizzle) const {  // a key's half 1
+        u32 words[kDirectionWords];
+        uint2& last = *(uint2*)(row + (4 ^ swizzle));
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const uint4 w = row[c ^ swizzle];
+            words[4 * c] = w.x, words[4 * c + 1] = w.y, words[4 * c + 2] = w.z, words[4 * c + 3] = w.w;
+        }
+        words[16] = last.x, words[17] = last.y;
+        turn(words);
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            row[c ^ swizzle] = make_uint4(words[4 * c], words[4 * c + 1], words[4 * c + 2], words[4 * c + 3]);
+        last = make_uint2(words[16], words[17]);
+    }
+};
+
 struct Tile {  // queries of one camera
     int sample, head, camera, first, rows;
     i64 tables;
@@ -170,12 +200,14 @@ __device__ __forceinline__ void turn_tiles(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, char* shared, int tiles, int thread
 ) {
     const i64 camera = tile.tables * p.cameras + tile.camera;
-    const u32* half_vectors = p.half_vectors + camera * 9 * p.padded_keys + thread;
+    const u32* view = p.key_views + camera * kViewWords * p.padded_keys + thread;
     const uint4* phasors = p.phasors + camera * p.key_cameras * 3;
     const int* key_camera = p.key_camera + thread;
     KeyTurn turn;
+    DirectionTurn directions;
     int camera_now = -1, camera_next = __ldg(key_camera);
-    turn.load_half_vectors(half_vectors);
+    turn.load_half_vectors(view);
+    if (kPhases) directions.load(view);
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
         if (camera_next != camera_now) {
@@ -187,13 +219,15 @@ __device__ __forceinline__ void turn_tiles(
             barrier_wait(pipeline.copied(operand, t), parity(t));
             uint4* row = (uint4*)(shared + (pipeline.tile(operand, t) - pipeline.base) + thread * 128);
             turn_in_place(row, thread & 7, turn);
+            if (kPhases) directions.turn_in_place(row + kHalfBytes / 16, thread & 7);
             fence_async_proxy();  // waits for loads, too: none may be under way here
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
         }
         if (t + 1 < tiles) {
-            half_vectors += 9 * kKeys, key_camera += kKeys;
-            turn.load_half_vectors(half_vectors);
+            view += kViewWords * kKeys, key_camera += kKeys;
+            turn.load_half_vectors(view);
+            if (kPhases) directions.load(view);
             camera_next = __ldg(key_camera);
         }
     }
