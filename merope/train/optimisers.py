@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from merope.errors import invalid
 from merope.train.config import TrainConfig
+from merope.train.muon import StackedMuon
 from merope.train.vae_config import VaeTrainConfig
 
 
@@ -26,8 +27,7 @@ def build_optimisers(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> 
         fix = "train on one rank, or leave it out: Muon needs whole matrices"
         raise invalid("optimiser.matrices", '"adamw" on several ranks', '"muon"', fix)
     if matrices:
-        rate, decay = settings.learning_rate, settings.weight_decay
-        optimisers.append(Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        optimisers.append(StackedMuon(matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay))
     if trained:
         optimisers.append(
             AdamW(
