@@ -2,7 +2,6 @@
 
     python benchmarks/attention.py [--out benchmarks/results/attention-<gpu>.json]
 
-"directions" is MeRoPE with phases of directions in place of its rotation block (direction_scale=50).
 Correctness comes first: a row is timed only if its error against float64 is at most twice that of plain PyTorch
 attention in the same dtype. Times are medians over repeated runs with their 10th and 90th percentile, memory is the
 peak beyond inputs and plan.
@@ -64,8 +63,6 @@ def driving_cameras(batch: int, count: int, device: str) -> Cameras:
 def plan_for(method: str, cameras: Cameras, grid: tuple[int, int]) -> AttentionPlan:
     """The plan of a method; homogeneous encodings get their translations scaled to about 1, as they need."""
     options = {}
-    if method == "directions":
-        method, options = "merope", {"direction_scale": 50.0}
     if method in ("gta", "ucpe"):
         options["translation_scale"] = merope.translation_scale(
             cameras.world_from_camera.cpu().view(-1, cameras.count, 4, 4)
@@ -159,7 +156,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
-    methods = [(method, backend) for method in ("gta", "ucpe", "merope", "directions") for backend in ("sdpa", "fused")]
+    methods = [
+        (method, backend) for method in ("gta", "ucpe", "merope", "merope_phases") for backend in ("sdpa", "fused")
+    ]
     rows = [row for shape in options.shapes for row in rows_of(shape, torch.bfloat16, methods, options.repeats)]
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ alike), memory is the peak of an eager run beyond inputs, weights and plan.
 
 "merope, paper's way" materialises keys and values of all query cameras in plain PyTorch, as the paper's code does.
 "merope expanded" is the fused backend without the Hopper kernels: keys and values expanded in chunks of 1 GiB.
-"directions" is MeRoPE with phases of directions in place of its rotation block (direction_scale=50).
+"phases" is MeRoPE with phases of directions in place of its rotation block.
 """
 
 import argparse
@@ -42,8 +42,8 @@ METHODS = {  # encoding, backend, memory budget in bytes
     "merope sdpa": ("merope", "sdpa", 2**30),
     "merope expanded": ("merope", "expanded", 2**30),
     "merope fused": ("merope", "fused", 2**30),
-    "directions expanded": ("directions", "expanded", 2**30),
-    "directions fused": ("directions", "fused", 2**30),
+    "phases expanded": ("merope_phases", "expanded", 2**30),
+    "phases fused": ("merope_phases", "fused", 2**30),
 }
 GROWTH = ["plain", "ucpe fused", "merope, paper's way", "merope fused"]
 

@@ -2,10 +2,9 @@
 
     python benchmarks/fused_errors.py [--out benchmarks/results/fused-errors-<gpu>.json]
 
-Output and gradients of q, k and v, for every encoding without content and for MeRoPE with phases of directions, in
-bfloat16 and float16, in the cases of tests/gpu/errors.py. "÷ plain" is over PyTorch's attention without any encoding,
-"÷ sdpa" over the sdpa backend under the same plan. These are the numbers themselves; tests/gpu asserts that they are
-small enough.
+Output and gradients of q, k and v, for every encoding without content, in bfloat16 and float16, in the cases of
+tests/gpu/errors.py. "÷ plain" is over PyTorch's attention without any encoding, "÷ sdpa" over the sdpa backend under
+the same plan. These are the numbers themselves; tests/gpu asserts that they are small enough.
 """
 
 import argparse
@@ -43,7 +42,7 @@ def row_of(name: str, case: str, dtype: torch.dtype) -> Row:
 def line(row: Row) -> str:
     """For the terminal: every part over plain and over sdpa."""
     parts = [f"{part} {a:.2f} {b:.2f}" for part, a, b in zip(PARTS, row.over_plain, row.over_sdpa, strict=True)]
-    return f"{row.encoding:<10}{row.case:<14}{row.dtype:<10}" + "  ".join(parts)
+    return f"{row.encoding:<14}{row.case:<14}{row.dtype:<10}" + "  ".join(parts)
 
 
 def main() -> None:

@@ -10,8 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 import merope
 from merope.attention.plan import AttentionPlan
 from merope.encodings import ENCODINGS
-from merope.encodings.merope import MeRoPE
-from merope.encodings.protocol import Encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 
@@ -20,10 +18,8 @@ HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 """What models run in. Triton's interpreter cuts bits off where it should round to bfloat16, so on the CPU float16."""
 LENS = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)
 PARTS = ("out", "dq", "dk", "dv")
-FORMS: dict[str, Encoding] = {name: kind() for name, kind in ENCODINGS.items() if kind.content_channels == 0}
-FORMS["directions"] = MeRoPE(direction_scale=50.0)
-GEOMETRIC = list(FORMS)
-"""Encodings that read no token content, and MeRoPE with phases of directions."""
+GEOMETRIC = [name for name, kind in ENCODINGS.items() if kind.content_channels == 0]
+"""Encodings that read no token content."""
 PEAKED = 30.0
 """Factor on queries: logits of that standard deviation."""
 
@@ -65,7 +61,7 @@ def straight_cameras(coincident: int = 0) -> Cameras:
 
 def cases(name: str) -> dict[str, tuple[AttentionPlan, float]]:
     """Plans of an encoding, and the factor on the queries: ordinary and degenerate geometry, shapes, peaked logits."""
-    encoding = FORMS[name]
+    encoding = merope.encoding(name)
     curved, clips = driving_cameras(1, 5), driving_cameras(3, 5)
     other = Cameras(curved.world_from_camera[:, :3].flip(1), curved.lens)
     plans = {

@@ -44,7 +44,7 @@ def test_tokens_without_a_camera(name: str, extra_tokens: int) -> None:
 
 GENERAL = {
     "transport": MeRoPE(anchor_frame="transport"),
-    "directions": MeRoPE(direction_scale=50.0),
+    "phases": MeRoPE(direction_scale=50.0),
     "logits only": MeRoPE(transform_values=False),
     "192": MeRoPE(head_dim=192),
     "30 channels": MeRoPE(head_dim=30, partition=(18, 6, 6, 0)),
@@ -53,7 +53,7 @@ GENERAL = {
 
 @pytest.mark.parametrize("name", GENERAL)
 def test_forms_of_merope_that_are_expanded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(fused, "hopper_for", lambda q, plan: None)  # it takes directions
+    monkeypatch.setattr(fused, "hopper_for", lambda q, plan: None)  # it takes phases of directions
     plan = GENERAL[name].plan(driving_cameras(2, 4), (5, 7))
     assert_accurate(errors_of(plan, HALF))
 
