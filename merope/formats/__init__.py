@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from merope.errors import invalid
-from merope.formats import colmap, nerf, odometry, own, panshot, re10k, recammaster
+from merope.formats import colmap, key_strings, nerf, odometry, own, panshot, re10k, recammaster
 from merope.formats.checks import Finding, validate
 from merope.formats.files import Sample, take_sample
 from merope.formats.trajectory import Trajectory
@@ -41,6 +41,7 @@ FORMATS: dict[str, Format] = {
     "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, only_metric=False, needs_lens=True),
     "recammaster": Format(recammaster.matches, recammaster.read, recammaster.write, only_metric=True),
     "panshot": Format(panshot.matches, panshot.read, panshot.write, only_metric=False),
+    "keys": Format(key_strings.matches, key_strings.read, key_strings.write, only_metric=True),
 }
 
 

@@ -150,7 +150,7 @@ def test_real_re10k_files_agree_with_opencv(path: Path, tmp_path: Path) -> None:
 
 def test_a_real_drive_survives_every_metric_format(tmp_path: Path, highway: torch.Tensor) -> None:
     drive = Trajectory(highway, is_metric=True, convention="comma2k19", timestamps_s=torch.arange(6.0).double())
-    for format in ("merope", *METRIC):
+    for format in {"merope", *METRIC} - {"keys"}:  # a real car tilts
         options = NEEDS[format][2]
         formats.write(drive, tmp_path / format, format, **options)
         back = formats.read(tmp_path / format, **options)
