@@ -1,10 +1,15 @@
 """Commands about data: curate, synth, cache."""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from merope.commands.models import add_config, require_config, require_files, seed
+
+if TYPE_CHECKING:
+    from merope.formats.trajectory import Trajectory
 
 
 def add_curate(parser: argparse.ArgumentParser) -> None:
@@ -12,6 +17,7 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--poses", type=Path, nargs="+", help="pose files of equal length, in any format that is read")
     source.add_argument("--videos", type=Path, metavar="MANIFEST", help='clips to train on with kind = "videos"')
     source.add_argument("--nuscenes", type=Path, metavar="ROOT", help="windows of a nuScenes camera")
+    source.add_argument("--config", type=Path, help="the training clips of a config, such as those of a mixture")
     parser.add_argument("--root", type=Path, help="data.root of the videos; the folder of their manifest by default")
     parser.add_argument(
         "--metric", action="store_true", help="the pose files are in metres, whatever their format says"
@@ -34,6 +40,8 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
 
 def _curate(options: argparse.Namespace) -> int:
     require_files(options, "--poses", "--videos", "--nuscenes", "--root")
+    if options.config is not None:
+        require_config(options.config)
     from merope.curation.curate import curate_trajectories, summary
     from merope.datasets.nuscenes import NuScenes
     from merope.datasets.videos import VideoSource, read_video_rows
@@ -41,7 +49,9 @@ def _curate(options: argparse.Namespace) -> int:
     from merope.formats import read
     from merope.formats.checks import require_sound
 
-    if options.nuscenes is not None:
+    if options.config is not None:
+        trajectories = _paths_of_config(options.config)
+    elif options.nuscenes is not None:
         data = NuScenes(options.nuscenes, options.version)
         windows = data.windows(options.frames, step=options.step)
         if not windows:
@@ -56,7 +66,7 @@ def _curate(options: argparse.Namespace) -> int:
     else:
         is_metric = True if options.metric else None
         trajectories = [replace(read(path, is_metric=is_metric), name=str(path)) for path in options.poses]
-    if options.nuscenes is None:
+    if options.nuscenes is None and options.config is None:
         for trajectory in trajectories:
             require_sound(trajectory, trajectory.name)
     clusters = min(options.clusters, len(trajectories))
@@ -67,6 +77,27 @@ def _curate(options: argparse.Namespace) -> int:
     print(", ".join(f"{name}: {value}" for name, value in counts.items() if isinstance(value, int)))
     print(f"wrote {options.out / 'manifest.jsonl'}, curation.json and curation.png")
     return 0
+
+
+def _paths_of_config(file: Path) -> "list[Trajectory]":
+    """The paths of all training clips, under the names that training knows them by."""
+    from merope.datasets.data_kind import FileData
+    from merope.draw.progress import ProgressLine
+    from merope.errors import invalid
+    from merope.train.config import TrainConfig
+    from merope.train.toml_config import read_config
+
+    data = read_config(TrainConfig, file).data
+    if not isinstance(data, FileData):
+        raise invalid("data.kind", "one with files", repr(data.kind), "worlds are never drawn twice")
+    source = data.training_clips()
+    for doubt in source.doubts():
+        print(f"merope: {doubt}", file=sys.stderr)
+    progress, paths = ProgressLine("reading paths", len(source), "paths"), []
+    for index in range(len(source)):
+        paths.append(source.trajectory(index))
+        progress.show(index + 1)
+    return paths
 
 
 def add_synth(parser: argparse.ArgumentParser) -> None:
@@ -98,17 +129,20 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "TOML file of a training run whose data come from files")
     parser.add_argument("--out", type=Path, required=True, help="folder of the cache; an interrupted one is completed")
     parser.add_argument("--validation", action="store_true", help="cache the validation clips instead")
+    parser.add_argument("--source", metavar="NAME", help="which source of a mixture to cache")
     parser.epilog = "e.g. merope data cache run.toml --out outputs/cache"
     parser.set_defaults(run=_cache, if_stopped="; finished clips are kept, run the same command to go on")
 
 
 def _cache(options: argparse.Namespace) -> int:
     require_config(options.config)
-    from merope.train.caching import cache_clips
+    from merope.train.caching import cache_clips, of_source
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
     config = read_config(TrainConfig, options.config, options.set)
+    if options.source is not None:
+        config = of_source(config, options.source)
     skipped = cache_clips(config, options.out, options.validation)
     print(f"wrote {options.out}" + (f"; {len(skipped)} clips could not be read" if skipped else ""))
     return 1 if skipped else 0

@@ -121,13 +121,16 @@ class CachedSource(ClipSource[CachedClip]):
     def name(self, index: int) -> str:
         return self.rows[index]["id"]
 
+    def trajectory(self, index: int) -> Trajectory:
+        return read(self.folder / "latents" / f"{self.rows[index]['file']}.json", "merope")
+
     def clip(self, index: int) -> CachedClip:
         row = self.rows[index]
         return CachedClip(
             name=row["id"],
             latents=load_file(self.folder / "latents" / f"{row['file']}.safetensors")["latents"],
             text=self.text(row["caption"]),
-            trajectory=read(self.folder / "latents" / f"{row['file']}.json", "merope"),
+            trajectory=self.trajectory(index),
         )
 
     def first_readable(self) -> CachedClip:
@@ -157,6 +160,10 @@ class CachedData(FileData):
     kind: Literal["cache"]
     root: Path
     validation_root: Path | None = None
+
+    @property
+    def is_encoded(self) -> bool:
+        return True
 
     def training_clips(self) -> CachedSource:
         return CachedSource.open(self.root)
