@@ -13,6 +13,7 @@ from merope.geometry.trajectories import unicycle_path
 
 PINHOLE = Pinhole(501.5, 499.25, 322.0, 241.5, 640, 480)
 CENTRED = Pinhole(500.0, 500.0, 320.0, 240.0, 640, 480)
+WIDE = Pinhole(501.5, 499.25, 410.0, 241.5, 832, 480)
 UNIFIED = UnifiedCamera.from_fov(173.0, 1.66, 512, 288)
 BODY_FROM_CAMERA = random_poses(1, seed=77)[0]
 
@@ -28,9 +29,16 @@ NEEDS: dict[str, tuple[Lens | None, dict[str, Any], dict[str, Any]]] = {
     "blender": (CENTRED, {}, {"image_size": (640, 480)}),
     "recammaster": (None, {}, {}),
     "panshot": (UNIFIED, {}, {"image_size": (512, 288)}),
+    "kitti360": (None, {}, {}),
+    "lingbot": (WIDE, {}, {}),
+    "vggt": (PINHOLE, {}, {}),
+    "da3": (PINHOLE, {}, {}),
+    "mapanything": (PINHOLE, {}, {}),
     "keys": (None, {"fps": 8.0}, {"fps": 8.0}),
 }
-METRIC = ("kitti", "tum", "euroc", "recammaster", "keys")
+METRIC = ("kitti", "tum", "euroc", "recammaster", "kitti360", "mapanything", "keys")
+FOLDERS = {"colmap": ("cameras.txt", "images.txt"), "lingbot": ("poses.npy", "intrinsics.npy")}
+"""Formats of several files, which are named by their folder."""
 
 
 def random_trajectory(format: str, count: int = 7, seed: int = 0, spread_m: float = 5.0) -> Trajectory:
