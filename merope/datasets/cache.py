@@ -37,6 +37,7 @@ from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats import read, write
 from merope.formats.files import json_lines
+from merope.formats.parts import Part, forget_parts, note_finished, own_or_all, say_lost_parts
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_tensors, replace_text, replacing
 from merope.geometry.cameras import Cameras
@@ -70,17 +71,23 @@ def write_cache(
     encode_text: Callable[[str], Tensor],  # -> [L, D]
     about: dict[str, Any],  # what decides the content; a cache of something else is not added to
     workers: int = 1,  # threads that read clips while others are encoded
+    part: Part | None = None,  # of the clips; the list of clips is written by a run without one
 ) -> dict[str, str]:  # name -> why it was skipped
     """Encode every clip of a source that is not there yet, is damaged, or is there as something else.
 
     Clips that cannot be read are named and left out.
     """
+    if part is None:
+        say_lost_parts(folder)
     names = [source.name(index) for index in range(len(source))]
     check_unique("names of clips", names)  # a file is named after its clip
     _begin_cache(folder, about)
     _write_text(folder, "", encode_text)
-    rows = [_whole_row(folder, name, source.made_of(index)) for index, name in enumerate(names)]
-    missing = [index for index, row in enumerate(rows) if row is None]
+    rows: list[dict[str, Any] | None] = [None] * len(names)
+    indices = own_or_all(range(len(names)), part)
+    for index in indices:
+        rows[index] = _whole_row(folder, names[index], source.made_of(index))
+    missing = [index for index in indices if rows[index] is None]
     progress, skipped = ProgressLine("caching", len(missing)), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
         if isinstance(clip, Clip):
@@ -92,8 +99,12 @@ def write_cache(
             skipped[names[index]] = str(clip)
             print(f"skipped clip {names[index]}: {clip}", file=sys.stderr)
         progress.show(done)
+    if part is not None:
+        note_finished(folder, part)
+        return skipped
     lines = [f"{json.dumps(row)}\n" for row in rows if row is not None]
     replace_text(folder / "clips.jsonl", "".join(lines))
+    forget_parts(folder)
     return skipped
 
 

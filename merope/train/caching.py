@@ -11,6 +11,7 @@ from merope.datasets.cache import write_cache
 from merope.datasets.data_kind import FileData, FrameData
 from merope.datasets.kinds import DATA_KINDS, MixtureData
 from merope.errors import invalid
+from merope.formats.parts import Part
 from merope.train.clip_streams import FrameEncoder, check_sizes
 from merope.train.config import TrainConfig
 from merope.train.model import build_model
@@ -26,7 +27,9 @@ def of_source(config: TrainConfig, name: str) -> TrainConfig:
     return replace(config, data=replace(config.data.source(name), name="", weight=1.0))
 
 
-def cache_clips(config: TrainConfig, folder: Path, validation: bool) -> dict[str, str]:  # name -> why it was skipped
+def cache_clips(
+    config: TrainConfig, folder: Path, validation: bool, part: Part | None = None
+) -> dict[str, str]:  # name -> why it was skipped
     """Encode all training (or validation) clips of a config into a folder that [data] kind = "cache" reads."""
     data = config.data
     if not isinstance(data, FrameData):
@@ -42,7 +45,8 @@ def cache_clips(config: TrainConfig, folder: Path, validation: bool) -> dict[str
     model = build_model(config, device, sharded=False)
     check_sizes(config, model, data.height, data.width, data.frames)
     about = contents(config, "validation" if validation else "training")
-    return write_cache(folder, source, model.pipeline.encode_frames, FrameEncoder(model).text, about, data.workers)
+    encoders = (model.pipeline.encode_frames, FrameEncoder(model).text)
+    return write_cache(folder, source, *encoders, about, data.workers, part)
 
 
 def contents(config: TrainConfig, part: str) -> dict[str, Any]:
