@@ -153,6 +153,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 def _cache(options: argparse.Namespace) -> int:
     require_config(options.config)
+    from merope.formats.stores import is_remote, url_of
     from merope.train.caching import cache_clips, of_source
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
@@ -163,5 +164,6 @@ def _cache(options: argparse.Namespace) -> int:
     skipped = cache_clips(config, options.out, options.validation, options.part)
     if options.part is not None:
         print(f"part {options.part} is encoded; without --part the command lists all clips")
-    print(f"wrote {options.out}" + (f"; {len(skipped)} clips could not be read" if skipped else ""))
+    out = url_of(options.out) if is_remote(options.out) else options.out
+    print(f"wrote {out}" + (f"; {len(skipped)} clips could not be read" if skipped else ""))
     return 1 if skipped else 0

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from merope.datasets.clip import Clip
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
+from merope.formats.stores import exists
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class FileData(Data, ABC):
     def check_files(self, where: str = "data") -> None:
         for key in fields(self):
             path = getattr(self, key.name)
-            if isinstance(path, Path) and not path.exists():
+            if isinstance(path, Path) and not exists(path):
                 fix = f"check it; a relative path starts from {Path.cwd()}, where the command runs"
                 raise invalid(f"{where}.{key.name}", "a file or folder that exists", str(path), fix)
 

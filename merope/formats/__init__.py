@@ -23,6 +23,7 @@ from merope.formats import (
 )
 from merope.formats.checks import Finding, validate
 from merope.formats.files import Sample, take_sample
+from merope.formats.stores import fetched
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens
 
@@ -87,11 +88,11 @@ def read(
     lens: overrules the lens of the file, or stands in for one.
     options: what the format needs besides, such as camera="cam01" for recammaster (docs/formats.md).
     """
-    path = Path(path)
-    format = detect(path) if format is None else format
-    reader = _known(format).read
-    _check_options(format, reader, options)
-    trajectory = reader(path, **options)
+    with fetched(Path(path)) as local:
+        format = detect(local) if format is None else format
+        reader = _known(format).read
+        _check_options(format, reader, options)
+        trajectory = reader(local, **options)
     if is_metric is not None and is_metric != trajectory.is_metric:
         unit = "metres" if is_metric else "of arbitrary scale"
         trajectory = replace(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.stores import fetched
 from merope.geometry.poses import check_rigid, rigid
 from merope.geometry.quaternions import matrix_from_quaternion
 
@@ -77,7 +78,8 @@ def read_text(path: Path) -> str:
 def load_json(path: Path) -> object:
     """The document of a JSON file."""
     try:
-        return json.loads(read_text(path), parse_int=_whole_or_float)
+        with fetched(path) as local:
+            return json.loads(read_text(local), parse_int=_whole_or_float)
     except json.JSONDecodeError as error:
         raise invalid(f"{path}:{error.lineno}", "valid JSON", f"{error.msg} at column {error.colno}", CUT_OFF) from None
     except RecursionError:
@@ -86,7 +88,7 @@ def load_json(path: Path) -> object:
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:  # place, object
     """The objects of a JSON-lines file. Blank lines do not count."""
-    with path.open(encoding="utf-8") as lines:
+    with fetched(path) as local, local.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 place = f"{path}, line {number}"

@@ -6,7 +6,6 @@ of the parts.
 """
 
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from merope.errors import invalid
+from merope.formats.stores import names_in, remove_folder
 from merope.formats.writing import replace_text
 
 FOLDER = ".parts"
@@ -64,7 +64,7 @@ def note_finished(folder: Path, part: Part) -> None:
 
 def say_lost_parts(folder: Path) -> None:
     """Name the parts that did not finish, where others did: what they left out is made by this run."""
-    found = [FINISHED.fullmatch(file.name) for file in part_folder(folder).glob("*-of-*")]
+    found = [FINISHED.fullmatch(name) for name in names_in(part_folder(folder))]
     notes = [(int(note[1]), int(note[2])) for note in found if note is not None]
     for count in sorted({count for _, count in notes}):
         done = {number for number, of in notes if of == count}
@@ -76,4 +76,4 @@ def say_lost_parts(folder: Path) -> None:
 
 def forget_parts(folder: Path) -> None:
     """Remove what parts left, when all is joined."""
-    shutil.rmtree(part_folder(folder), ignore_errors=True)
+    remove_folder(part_folder(folder))
