@@ -1,4 +1,4 @@
-"""Cameras that a network estimated, in the .npz file of its own demo: VGGT, Depth Anything 3 and MapAnything.
+"""Cameras that a network estimated, in an .npz file under its own names: VGGT, Depth Anything 3 and MapAnything.
 
 VGGT has `extrinsic` and `intrinsic`, Depth Anything 3 `extrinsics` and `intrinsics`: both world-to-camera, of arbitrary
 scale. MapAnything has `camera_poses` and `intrinsics`: camera-to-world, in metres. All have OpenCV axes, matrices of
