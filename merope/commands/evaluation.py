@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from merope.commands.models import add_trajectory_option, require_files, seed
+from merope.commands.models import add_part, add_trajectory_option, require_files, seed
 from merope.errors import invalid
 
 
@@ -29,6 +29,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/evaluation"), help="for the report (outputs/evaluation)"
     )
+    add_part(parser)
     parser.epilog = "e.g. merope evaluate --commanded drives/poses --videos drives/videos"
     parser.set_defaults(run=_evaluate, if_stopped="; finished clips are kept, run the same command to go on")
 
@@ -53,7 +54,11 @@ def _evaluate(options: argparse.Namespace) -> int:
         options.fidelity,
         dict(options.trajectory_option),
         options.fov,
+        options.part,
     )
+    if results is None:
+        print(f"part {options.part} is done; without --part the command measures all clips")
+        return 0
     print(as_text(results))
     print(f"wrote {options.out / 'report.html'}, results.json and clips.csv")
     # Poses that were found but are not trusted are a finding, no failure.
@@ -77,6 +82,7 @@ def add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/fidelity"), help="for fidelity.json (outputs/fidelity)"
     )
+    add_part(parser)
     parser.set_defaults(run=_fidelity, if_stopped="; finished folders are kept, run the same command to go on")
 
 
@@ -95,7 +101,10 @@ def _fidelity(options: argparse.Namespace) -> int:
         detectors.append(InceptionDetector(options.inception, device))
     if options.i3d is not None:
         detectors.append(I3DDetector(options.i3d, device))
-    result = fidelity(methods, options.reference, detectors, options.out, options.prefix_frames)
+    result = fidelity(methods, options.reference, detectors, options.out, options.prefix_frames, options.part)
+    if result is None:
+        print(f"part {options.part} is done; without --part the command compares all videos")
+        return 0
     print(as_text(result))
     print(f"wrote {options.out / 'fidelity.json'}")
     return 1 if result.left_out else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from merope.errors import invalid
 
 if TYPE_CHECKING:
+    from merope.formats.parts import Part
     from merope.train.config import TrainConfig
 
 MOST_SEED = 2**62
@@ -112,6 +113,21 @@ def add_config(parser: argparse.ArgumentParser, about: str, nargs: str | None = 
     """A config file, and what is to be changed in it."""
     parser.add_argument("config", type=Path, nargs=nargs, help=about)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+
+
+def add_part(parser: argparse.ArgumentParser) -> None:
+    """Work that several machines share."""
+    about = "do this part of the clips alone, such as 2/3; when all are done, the same command without it joins them"
+    parser.add_argument("--part", type=_part, metavar="I/N", help=about)
+
+
+def _part(text: str) -> "Part":
+    from merope.formats.parts import Part
+
+    try:
+        return Part.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def require_config(file: Path) -> None:

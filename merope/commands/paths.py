@@ -23,10 +23,13 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     turn = whats.add_parser("turn", help="straight on, then a circle")
     shift = whats.add_parser("shift", help="straight on, then a change of lanes")
     stop = whats.add_parser("stop", help="brake to a stop, stand, and go on")
+    keys = whats.add_parser("keys", help="as the keys of a game say it: w, a, s and d")
     parser.epilog = "e.g. merope path turn path.json --speed 8 --yaw-rate 12"
-    for drive in (straight, turn, shift, stop):
+    for drive in (straight, turn, shift, stop, keys):
         _add_drive(drive)
         drive.set_defaults(run=_make)
+    for drive in (straight, turn, shift, stop):
+        drive.add_argument("--seconds", type=float, default=4.0, help="of the whole path (%(default)g)")
     for drive in (turn, shift, stop):
         drive.add_argument("--start", type=float, default=0.75, metavar="SECONDS", help="straight on before (0.75)")
     how_sharp = turn.add_mutually_exclusive_group(required=True)
@@ -35,6 +38,8 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     shift.add_argument("--offset", type=float, required=True, metavar="METRES", help="positive to the right")
     stop.add_argument("--stop", type=float, default=1.0, metavar="SECONDS", help="how long it stands (1)")
     stop.set_defaults(seconds=12.0)
+    keys.add_argument("--keys", required=True, help='such as "w*40 a*10 w*40", one step per frame (docs/formats.md)')
+    keys.add_argument("--yaw-rate", type=float, default=15.0, metavar="DEGREES/S", help="of a and d (15)")
     convert = whats.add_parser("convert", help="write a pose file in another format")
     convert.add_argument("path", type=Path, help="pose file or folder (docs/formats.md)")
     convert.add_argument("--from", dest="source_format", metavar="FORMAT", help="where the content fits several")
@@ -43,7 +48,7 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     )
     convert.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     convert.set_defaults(run=_convert)
-    for what in (straight, turn, shift, stop, convert):
+    for what in (straight, turn, shift, stop, keys, convert):
         what.add_argument("out", type=Path, help=".json, .txt (tum), .npy (panshot) or a folder (colmap)")
         what.add_argument("--format", metavar="FORMAT", help="another one of docs/formats.md")
         what.add_argument("--picture", action="store_true", help="also draw it from above, as OUT.birdseye.png")
@@ -51,7 +56,6 @@ def add_path(parser: argparse.ArgumentParser) -> None:
 
 def _add_drive(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=float, default=8.0, metavar="M/S", help="metres per second (8)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of the whole path (%(default)g)")
     parser.add_argument("--fps", type=float, default=12.0, help="poses per second (12)")
     parser.add_argument("--fov", type=float, default=70.0, metavar="DEGREES", help="horizontal field of view (70)")
     parser.add_argument("--xi", type=float, default=0.0, help="of a unified (fisheye) camera (0, a pinhole)")
@@ -60,8 +64,11 @@ def _add_drive(parser: argparse.ArgumentParser) -> None:
 
 def _drive(options: argparse.Namespace) -> "Tensor":  # [T, 4, 4]
     from merope.errors import invalid
+    from merope.formats.key_strings import poses_from_keys
     from merope.geometry.drives import shifting_drive, stop_and_go_drive, straight_drive, turning_drive
 
+    if options.what == "keys":
+        return poses_from_keys(options.keys, options.fps, options.speed, options.yaw_rate)
     if options.what == "straight":
         return straight_drive(options.speed, options.seconds, options.fps)
     timing = (options.start, options.seconds, options.fps)

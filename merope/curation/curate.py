@@ -7,7 +7,6 @@ order of suppression: docs/curation.md says what is chosen here and why.
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.files import json_lines
 from merope.formats.trajectory import Trajectory
-from merope.formats.writing import replace_text, replacing
+from merope.formats.writing import replacing
 from merope.geometry.poses import check_rigid, relative
 
 if TYPE_CHECKING:  # numba and scikit-learn load only where paths are curated: manifests are read without them
@@ -32,7 +31,6 @@ Scope = Literal["cluster", "global"]
 FEATURE_STRIDE = 6  # every 6th point of a path is a feature of k-means: 9 of the paper's 49
 KMEANS_STEPS = 400
 KMEANS_BATCH = 4096
-TRAJECTORY_CHUNK = 4096  # trajectories whose poses are stacked at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,35 +214,10 @@ def curate_trajectories(
 
     Writes manifest.jsonl (`write_manifest`), curation.json (settings and `summary`) and curation.png to `out`.
     """
-    _check_trajectories(trajectories)
-    started = time.perf_counter()
-    progress, parts = ProgressLine("reading paths", len(trajectories), "paths"), []
-    for start in range(0, len(trajectories), TRAJECTORY_CHUNK):
-        chunk = trajectories[start : start + TRAJECTORY_CHUNK]
-        parts.append(ground_paths(torch.stack([trajectory.world_from_camera for trajectory in chunk])))
-        progress.show(start + len(chunk))
-    paths = torch.cat(parts)
-    curation = curate(paths, clusters, suppression_m, seed, scope)
-    write_manifest(out / "manifest.jsonl", [trajectory.name for trajectory in trajectories], curation)
-    settings = {"clusters": clusters, "suppression_m": suppression_m, "seed": seed, "scope": scope}
-    report = {**settings, **summary(curation), "seconds": round(time.perf_counter() - started, 2)}
-    replace_text(out / "curation.json", json.dumps(report, indent=1) + "\n")
-    draw_curation(curation, paths, out / "curation.png")
-    return curation
+    from merope.curation.path_tables import PathTable, curate_table  # it stands on this module
 
-
-def _check_trajectories(trajectories: Sequence[Trajectory]) -> None:
-    if not trajectories:
-        raise invalid("trajectories", "at least one", 0, "check the folder or file they come from")
-    check_unique("names of trajectories", [trajectory.name for trajectory in trajectories])
-    for trajectory in trajectories:
-        if not trajectory.is_metric:
-            fix = "scale it to metres first; suppression is a distance in metres"
-            raise invalid(f"trajectory {trajectory.name!r}", "metric", "one of unknown scale", fix)
-        if trajectory.count != trajectories[0].count:
-            expected = f"{trajectories[0].count} poses long like {trajectories[0].name!r}"
-            fix = "cut or resample paths to one length"
-            raise invalid(f"trajectory {trajectory.name!r}", expected, trajectory.count, fix)
+    table = PathTable([trajectory.name for trajectory in trajectories], trajectories.__getitem__)
+    return curate_table(table, out, clusters, suppression_m, seed, scope)
 
 
 def summary(curation: Curation) -> dict[str, object]:

@@ -37,6 +37,8 @@ from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats import read, write
 from merope.formats.files import json_lines
+from merope.formats.parts import Part, forget_parts, note_finished, own_or_all, say_lost_parts
+from merope.formats.stores import exists, fetched, is_remote, read_text, remove
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_tensors, replace_text, replacing
 from merope.geometry.cameras import Cameras
@@ -70,17 +72,23 @@ def write_cache(
     encode_text: Callable[[str], Tensor],  # -> [L, D]
     about: dict[str, Any],  # what decides the content; a cache of something else is not added to
     workers: int = 1,  # threads that read clips while others are encoded
+    part: Part | None = None,  # of the clips; the list of clips is written by a run without one
 ) -> dict[str, str]:  # name -> why it was skipped
     """Encode every clip of a source that is not there yet, is damaged, or is there as something else.
 
     Clips that cannot be read are named and left out.
     """
+    if part is None:
+        say_lost_parts(folder)
     names = [source.name(index) for index in range(len(source))]
     check_unique("names of clips", names)  # a file is named after its clip
     _begin_cache(folder, about)
     _write_text(folder, "", encode_text)
-    rows = [_whole_row(folder, name, source.made_of(index)) for index, name in enumerate(names)]
-    missing = [index for index, row in enumerate(rows) if row is None]
+    rows: list[dict[str, Any] | None] = [None] * len(names)
+    indices = own_or_all(range(len(names)), part)
+    for index in indices:
+        rows[index] = _whole_row(folder, names[index], source.made_of(index))
+    missing = [index for index in indices if rows[index] is None]
     progress, skipped = ProgressLine("caching", len(missing)), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
         if isinstance(clip, Clip):
@@ -92,8 +100,12 @@ def write_cache(
             skipped[names[index]] = str(clip)
             print(f"skipped clip {names[index]}: {clip}", file=sys.stderr)
         progress.show(done)
+    if part is not None:
+        note_finished(folder, part)
+        return skipped
     lines = [f"{json.dumps(row)}\n" for row in rows if row is not None]
     replace_text(folder / "clips.jsonl", "".join(lines))
+    forget_parts(folder)
     return skipped
 
 
@@ -107,13 +119,13 @@ class CachedSource(ClipSource[CachedClip]):
     @classmethod
     def open(cls, folder: Path) -> "CachedSource":
         file = Path(folder) / "clips.jsonl"
-        if not file.is_file():
+        if not exists(file):
             raise invalid("cache", "a folder of `merope data cache`", f"{folder} without clips.jsonl", "finish caching")
         return cls(Path(folder), [row for _, row in json_lines(file)])
 
     def about(self) -> dict[str, Any]:
         """What was cached."""
-        return json.loads((self.folder / "cache.json").read_text())
+        return json.loads(read_text(self.folder / "cache.json"))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -121,13 +133,16 @@ class CachedSource(ClipSource[CachedClip]):
     def name(self, index: int) -> str:
         return self.rows[index]["id"]
 
+    def trajectory(self, index: int) -> Trajectory:
+        return read(self.folder / "latents" / f"{self.rows[index]['file']}.json", "merope")
+
     def clip(self, index: int) -> CachedClip:
         row = self.rows[index]
         return CachedClip(
             name=row["id"],
-            latents=load_file(self.folder / "latents" / f"{row['file']}.safetensors")["latents"],
+            latents=_tensors(self.folder / "latents" / f"{row['file']}.safetensors")["latents"],
             text=self.text(row["caption"]),
-            trajectory=read(self.folder / "latents" / f"{row['file']}.json", "merope"),
+            trajectory=self.trajectory(index),
         )
 
     def first_readable(self) -> CachedClip:
@@ -145,7 +160,7 @@ class CachedSource(ClipSource[CachedClip]):
 
         The padding matters: Wan's cross-attention has no mask, so every row takes its share.
         """
-        stored = load_file(_text_file(self.folder, caption))
+        stored = _tensors(_text_file(self.folder, caption))
         text = stored["text"]
         return torch.nn.functional.pad(text, (0, 0, 0, int(stored["length"]) - len(text)))
 
@@ -157,6 +172,10 @@ class CachedData(FileData):
     kind: Literal["cache"]
     root: Path
     validation_root: Path | None = None
+
+    @property
+    def is_encoded(self) -> bool:
+        return True
 
     def training_clips(self) -> CachedSource:
         return CachedSource.open(self.root)
@@ -180,11 +199,9 @@ def collate_cached(clips: Sequence[CachedClip]) -> CachedBatch:
 
 
 def _begin_cache(folder: Path, about: dict[str, Any]) -> None:
-    for name in ("latents", "text"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
     file = folder / "cache.json"
-    if file.exists() and json.loads(file.read_text()) != about:
-        raise invalid(str(folder), f"a cache of {json.loads(file.read_text())}", about, "use another folder")
+    if exists(file) and json.loads(read_text(file)) != about:
+        raise invalid(str(folder), f"a cache of {json.loads(read_text(file))}", about, "use another folder")
     replace_text(file, json.dumps(about, indent=1))
 
 
@@ -223,7 +240,7 @@ def _write_clip(
     """Write the files of a clip. Its row comes last: where there is one, the clip is complete."""
     assert clip.frames is not None
     place, row_file = folder / "latents" / row["file"], _row_file(folder, row["id"])
-    row_file.unlink(missing_ok=True)  # of another clip of this name
+    remove(row_file)  # of another clip of this name
     latents = encode_frames(clip.frames[None])[0].to(torch.bfloat16).contiguous().cpu()
     replace_tensors(place.with_suffix(".safetensors"), {"latents": latents})
     path = Trajectory(clip.world_from_camera, clip.is_metric, "merope", clip.timestamps_s, clip.lens, name=row["id"])
@@ -236,8 +253,8 @@ def _write_clip(
 def _whole_row(folder: Path, name: str, recipe: Any) -> dict[str, Any] | None:
     """The row of a clip that is cached as it is now, with whole files; None where it must be encoded."""
     try:
-        row: dict[str, Any] = json.loads(_row_file(folder, name).read_text())
-        json.loads((folder / "latents" / f"{row['file']}.json").read_text())
+        row: dict[str, Any] = json.loads(read_text(_row_file(folder, name)))
+        json.loads(read_text(folder / "latents" / f"{row['file']}.json"))
         is_same = row.get("made_of", recipe) == recipe  # rows of older versions do not say what they were made of
         files = (folder / "latents" / f"{row['file']}.safetensors", _text_file(folder, row["caption"]))
         return row if is_same and all(_is_whole(file) for file in files) else None
@@ -246,7 +263,9 @@ def _whole_row(folder: Path, name: str, recipe: Any) -> dict[str, Any] | None:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether a file of tensors is there and has the length that its header says."""
+    """Whether a file of tensors is there and has the length that its header says. Stores hold whole files only."""
+    if is_remote(file):
+        return exists(file)
     try:
         with safe_open(file, "pt"):
             return True
@@ -267,6 +286,11 @@ def without_padding(text: Tensor) -> Tensor:  # [L, D] -> [l, D]
     """Wan pads text with zero vectors; at least one row stays."""
     used = text.abs().amax(dim=-1).nonzero()
     return text[: int(used.max()) + 1 if len(used) else 1]
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    with fetched(file) as local:
+        return load_file(local)
 
 
 def _row_file(folder: Path, name: str) -> Path:

@@ -4,13 +4,14 @@ A new data set is one file with a subclass of `FrameData`, and one entry in `mer
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from merope.datasets.clip import Clip
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
+from merope.formats.stores import exists
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,21 @@ class Data:
     """A section [data]. Subclasses declare `kind` as a Literal: TOML files tell them apart by it."""
 
     kind: str
+    name: str = field(default="", kw_only=True)  # of a source of a mixture, in logs and manifests; its kind by default
+    weight: float = field(default=1.0, kw_only=True)  # of a source of a mixture: its share of the draws
     knows_places: ClassVar[bool] = False  # whether frames of the same place can be retrieved for its clips
 
-    def check_files(self) -> None:
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """What a mixture calls its sources; nothing else has any."""
+        return ()
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether all clips come as latents and text, so that no text encoder is needed."""
+        return False
+
+    def check_files(self, where: str = "data") -> None:
         """Refuse data that are not there. This is called before a model is read, which takes minutes."""
 
 
@@ -32,12 +45,12 @@ class FileData(Data, ABC):
     workers: int = 8  # processes that read clips; no more than there are cores are used
     prototypes_only: bool = False  # draw only the clips that the manifest marks as prototypes
 
-    def check_files(self) -> None:
-        for field in fields(self):
-            path = getattr(self, field.name)
-            if isinstance(path, Path) and not path.exists():
+    def check_files(self, where: str = "data") -> None:
+        for key in fields(self):
+            path = getattr(self, key.name)
+            if isinstance(path, Path) and not exists(path):
                 fix = f"check it; a relative path starts from {Path.cwd()}, where the command runs"
-                raise invalid(f"data.{field.name}", "a file or folder that exists", str(path), fix)
+                raise invalid(f"{where}.{key.name}", "a file or folder that exists", str(path), fix)
 
     @abstractmethod
     def training_clips(self) -> ClipSource[Any]:

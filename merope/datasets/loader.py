@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from merope.curation.curate import Curation, Manifest
 from merope.datasets.clip import Clip
 from merope.datasets.sampler import ClusterSampler, SamplerState, names_fingerprint
 from merope.errors import invalid
+from merope.formats.trajectory import Trajectory
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 
@@ -42,6 +44,12 @@ class ClipSource(Protocol[ItemOut]):
 
     def clip(self, index: int) -> ItemOut:
         """Load it; raise if it cannot be read."""
+
+    def trajectory(self, index: int) -> Trajectory:
+        """The path of a clip under its name, for curation. Sources that need not read its frames do not."""
+        clip: Any = self.clip(index)
+        path = f"of {clip.name}"
+        return Trajectory(clip.world_from_camera, clip.is_metric, path, clip.timestamps_s, name=self.name(index))
 
     def made_of(self, index: int) -> Any:
         """What a clip follows from besides its files, as JSON. One that was cached from something else is not it."""
@@ -194,15 +202,16 @@ class ClipLoader(Generic[Item, Collated]):
 
     def state_dict(self) -> LoaderState:
         """Where the stream stands: everything before it has been handed out."""
-        return LoaderState(**self._handed_out, clips=self._clips())
+        return LoaderState(**self._handed_out, clips=self._clips)
 
+    @cached_property
     def _clips(self) -> int:
         """The sampler knows numbers of clips alone: as many others would be taken for them."""
         return names_fingerprint(self.source.name(index) for index in range(len(self.source)))
 
     def load_state_dict(self, state: SamplerState | LoaderState) -> None:
         """Go on from a saved state with the next `iter`; refused when it is of other clips."""
-        mine, theirs = self._clips(), state.get("clips")
+        mine, theirs = self._clips, state.get("clips")
         if theirs not in (None, mine):  # none in checkpoints of older versions
             fix = "resume with the manifest of the first run, or use another run.out"
             raise invalid("the clips of the data", f"those of the run, in their order ({theirs})", mine, fix)

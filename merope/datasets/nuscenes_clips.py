@@ -11,6 +11,7 @@ from merope.datasets.history_source import FrameLibrary, HistorySource
 from merope.datasets.loader import ClipSource
 from merope.datasets.nuscenes import NuScenes, Window, read_split
 from merope.errors import invalid
+from merope.formats.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class NuScenesSource(ClipSource[Clip]):
 
     def name(self, index: int) -> str:
         return self.data.name(self.windows[index])
+
+    def trajectory(self, index: int) -> Trajectory:
+        return self.data.trajectory(self.windows[index])
 
     def clip(self, index: int) -> Clip:
         return self.data.clip(self.windows[index], self.height, self.width)

@@ -18,6 +18,7 @@ from merope.datasets.clip import Clip
 from merope.datasets.data_kind import FrameData
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
+from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_image
 from merope.geometry.distorted_lenses import BrownConrady
 from merope.geometry.lens_batches import resized
@@ -152,9 +153,17 @@ class OpenSceneSource(ClipSource[Clip]):
         return self.files[index].stem
 
     def clip(self, index: int) -> Clip:
+        return self._clip(index, with_frames=True)
+
+    def trajectory(self, index: int) -> Trajectory:
+        clip = self._clip(index, with_frames=False)
+        convention = "OpenScene: camera-to-world in the map frame, OpenCV axes, metres"
+        return Trajectory(clip.world_from_camera, clip.is_metric, convention, clip.timestamps_s, name=self.name(index))
+
+    def _clip(self, index: int, with_frames: bool) -> Clip:
         data = self.data
         size = (data.height, data.width, data.channel, data.image_size)
-        return read_openscene(self.files[index], data.root, *size, allow_pickle=data.allow_pickle, count=data.frames)
+        return read_openscene(self.files[index], data.root, *size, with_frames, data.allow_pickle, data.frames)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Class-balanced sampling: uniform over clusters of motion, then uniform within the cluster (paper, Section 4.1)."""
+"""Class-balanced sampling: uniform over clusters of motion, then uniform within the cluster (paper, Section 4.1).
+
+Clusters of a mixture of data sets may have chances of their own.
+"""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -7,6 +10,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from merope.curation.curate import Curation
@@ -29,7 +33,7 @@ def names_fingerprint(names: Iterable[str]) -> int:
 
 
 class ClusterSampler(Sampler[int]):
-    """Indices of clips: a cluster with equal chances, then one of its clips with equal chances, with replacement.
+    """Indices of clips: a cluster by its chance, then one of its clips with equal chances, with replacement.
 
     An epoch is one global sequence of `epoch_length` draws, fixed by seed and epoch; rank r of W takes draws r, r + W,
     r + 2W, … of it, all ranks equally many. `iter` continues where the last one stopped, also after `load_state_dict`
@@ -42,6 +46,7 @@ class ClusterSampler(Sampler[int]):
         curation: Curation,
         *,
         prototypes_only: bool = False,
+        chances: Tensor | None = None,  # [clusters] by their numbers, in any unit; equal ones by default
         epoch_length: int | None = None,  # draws of all ranks; as many as there are clips to draw from
         seed: int = 0,
         rank: int = 0,
@@ -58,7 +63,8 @@ class ClusterSampler(Sampler[int]):
         cluster = curation.cluster[clips].numpy()
         order = np.argsort(cluster, kind="stable")
         self.members: NDArray[np.int64] = clips.numpy()[order]  # clips, cluster after cluster
-        _, self.starts, self.sizes = np.unique(cluster[order], return_index=True, return_counts=True)
+        occupied, self.starts, self.sizes = np.unique(cluster[order], return_index=True, return_counts=True)
+        self.bounds = None if chances is None else _upper_bounds(chances, occupied)
         self.epoch_length = len(clips) if epoch_length is None else epoch_length
         if self.epoch_length < world_size:
             expected = f"at least one draw for each of {world_size} ranks"
@@ -80,7 +86,10 @@ class ClusterSampler(Sampler[int]):
 
     def _sequence(self) -> NDArray[np.int64]:  # [epoch_length]
         random = np.random.default_rng((self.seed, self.epoch))
-        cluster = random.integers(len(self.sizes), size=self.epoch_length)
+        if self.bounds is None:
+            cluster = random.integers(len(self.sizes), size=self.epoch_length)
+        else:
+            cluster = np.searchsorted(self.bounds, random.random(self.epoch_length), side="right")
         return self.members[self.starts[cluster] + random.integers(self.sizes[cluster])]
 
     def stand_ins(self, index: int) -> list[int]:
@@ -92,7 +101,9 @@ class ClusterSampler(Sampler[int]):
         return np.concatenate(parts).tolist()
 
     def _fingerprint(self) -> int:
-        return zlib.crc32(self.members.astype("<i8").tobytes(), zlib.crc32(self.sizes.astype("<i8").tobytes()))
+        bounds = 0 if self.bounds is None else zlib.crc32(self.bounds.astype("<f8").tobytes())
+        sizes = zlib.crc32(self.sizes.astype("<i8").tobytes(), bounds)
+        return zlib.crc32(self.members.astype("<i8").tobytes(), sizes)
 
     def state_dict(self, epoch: int | None = None, position: int | None = None) -> SamplerState:
         """What `load_state_dict` needs, as plain numbers.
@@ -116,3 +127,13 @@ class ClusterSampler(Sampler[int]):
                 fix = "resume with the manifest and the settings of the first run"
                 raise invalid(f"state[{name!r}]", f"{mine[name]} like this sampler's", state[name], fix)
         self.epoch, self.position = state["epoch"], state["position"]
+
+
+def _upper_bounds(chances: Tensor, occupied: NDArray[np.int64]) -> NDArray[np.float64]:  # [clusters], [n] -> [n]
+    """Where the share of each occupied cluster of [0, 1) ends. The last one ends at 1, whatever rounding says."""
+    share = chances.double().numpy()[occupied]
+    if not (np.isfinite(share).all() and (share >= 0).all() and share.sum() > 0):
+        raise invalid("chances", "finite, not negative, and some positive", share.tolist()[:8], "check the weights")
+    bounds = np.cumsum(share / share.sum())
+    bounds[np.flatnonzero(share)[-1] :] = 1.0
+    return bounds

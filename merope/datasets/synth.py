@@ -14,6 +14,7 @@ from torch import Tensor
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats import write
+from merope.formats.parts import Part, forget_parts, note_finished, own_or_all, part_folder, say_lost_parts
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import as_bytes, write_image, write_video
 from merope.formats.writing import replace_text
@@ -55,46 +56,65 @@ class Drive:
     start_us: int = 1_600_000_000_000_000
 
 
-def synthesise_nuscenes(root: Path, version: str, scenes: int, frames: int, height: int, width: int, seed: int) -> None:
+def synthesise_nuscenes(
+    root: Path, version: str, scenes: int, frames: int, height: int, width: int, seed: int, part: Part | None = None
+) -> None:
     """Write a data set of random drives through procedural streets, one world a scene, in nuScenes' layout.
 
-    `root` is new or empty: what another data set left there is neither replaced nor mixed in.
+    `root` is new or empty: what another data set left there is neither replaced nor mixed in. It may also hold what an
+    earlier run or parts of the same data set have made. A part renders its own scenes alone.
     """
-    lens = _lens(root, scenes, frames, height, width)
+    lens = _lens(root, scenes, frames, height, width, {"layout": "nuscenes", "version": version, "seed": seed})
     drives = [_random_drive(frames, seed + number, number) for number in range(scenes)]
-    images = _render_drives(drives, lens, seed)
-    write_nuscenes(root, version, drives, lens, lambda _: next(images))
+    for number, images in _render_missing(root, drives, lens, seed, part):
+        names = _write_drive({name: [] for name in TABLES}, number, drives[number], lens, _token("calibration"))
+        for name, image in zip(names, images, strict=True):
+            write_image(image, root / name)
+    if part is None:
+        write_nuscenes(root, version, drives, lens)
+        forget_parts(root)
 
 
-def synthesise_videos(root: Path, scenes: int, frames: int, height: int, width: int, seed: int) -> None:
+def synthesise_videos(
+    root: Path, scenes: int, frames: int, height: int, width: int, seed: int, part: Part | None = None
+) -> None:
     """Write the same drives as videos with pose files, and the lists of clips that `kind = "videos"` reads.
 
     The last scene is the clip of val.jsonl, all others are those of train.jsonl. A single one is in both.
     """
-    lens, rows = _lens(root, scenes, frames, height, width), []
     if height % 2 or width % 2:
         raise invalid("size", "even in height and width", f"{height}×{width}", "H.264 wants it")
+    lens = _lens(root, scenes, frames, height, width, {"layout": "videos", "seed": seed})
     times_s = torch.arange(frames, dtype=torch.float64) / FRAME_RATE_HZ
     drives = [_random_drive(frames, seed + number, number) for number in range(scenes)]
-    for number, images in enumerate(_render_drives(drives, lens, seed)):
+    for number, images in _render_missing(root, drives, lens, seed, part):
         name, drive = f"scene-{number:04d}", drives[number]
         write_video(images, root / "videos" / f"{name}.mp4", FRAME_RATE_HZ)
         path = Trajectory(drive.world_from_camera, True, "merope data synth", times_s, lens, name=name)
-        (root / "poses").mkdir(exist_ok=True)
         write(path, root / "poses" / f"{name}.json")
-        rows.append({"id": name, "video": f"videos/{name}.mp4", "poses": f"poses/{name}.json"})
-        rows[-1]["caption"] = drive.description
-    for file, part in (("train.jsonl", rows[:-1] or rows), ("val.jsonl", rows[-1:])):
-        replace_text(root / file, "".join(json.dumps(row) + "\n" for row in part))
+    if part is not None:
+        return
+    names = [f"scene-{number:04d}" for number in range(scenes)]
+    rows = [
+        {"id": name, "video": f"videos/{name}.mp4", "poses": f"poses/{name}.json", "caption": drive.description}
+        for name, drive in zip(names, drives, strict=True)
+    ]
+    for file, some in (("train.jsonl", rows[:-1] or rows), ("val.jsonl", rows[-1:])):
+        replace_text(root / file, "".join(json.dumps(row) + "\n" for row in some))
+    forget_parts(root)
 
 
-def _lens(root: Path, scenes: int, frames: int, height: int, width: int) -> Pinhole:
+def _lens(root: Path, scenes: int, frames: int, height: int, width: int, settings: dict[str, Any]) -> Pinhole:
     """A view of 65° like nuScenes', after the arguments were checked."""
     for name, value, least in (("scenes", scenes, 1), ("frames", frames, 2)):
         if value < least:
             raise invalid(name, f"at least {least}", value, "a data set has scenes, and scenes move")
-    if root.exists() and any(root.iterdir()):  # versions share images by name: another's would show other streets
+    text = json.dumps(settings | {"scenes": scenes, "frames": frames, "size": [height, width]})
+    begun = part_folder(root) / "settings.json"
+    is_same = begun.is_file() and begun.read_text() == text
+    if root.exists() and any(root.iterdir()) and not is_same:  # versions share images by name: another's would differ
         raise invalid("out", "a new or empty folder", f"{root}, which holds files", "name another, or delete it first")
+    replace_text(begun, text)
     return Pinhole(0.79 * width, 0.79 * width, width / 2, height / 2, width, height)
 
 
@@ -103,13 +123,23 @@ def _random_drive(frames: int, seed: int, number: int) -> Drive:
     return Drive(path, f"a drive through street {seed}", start_us=1_600_000_000_000_000 + number * 10**9)
 
 
-def _render_drives(drives: Sequence[Drive], lens: Pinhole, seed: int) -> Iterator[Tensor]:  # uint8 [T, H, W, 3] a drive
-    """What each drive sees of a world of its own."""
-    progress = ProgressLine("rendering", len(drives), "scenes")
-    for number, drive in enumerate(drives):
-        world, cameras = World(seed + number).cleared(drive.world_from_camera), Cameras(drive.world_from_camera, lens)
-        yield as_bytes(render(world, cameras, lens.height, lens.width).image)
-        progress.show(number + 1)
+def _render_missing(
+    root: Path, drives: Sequence[Drive], lens: Pinhole, seed: int, part: Part | None
+) -> Iterator[tuple[int, Tensor]]:  # number, uint8 [T, H, W, 3]
+    """What each drive sees of a world of its own, but for those that are there. The caller writes it, then goes on."""
+    if part is None:
+        say_lost_parts(root)
+    done = {number: part_folder(root) / f"scene-{number:04d}" for number in range(len(drives))}
+    missing = [number for number in own_or_all(range(len(drives)), part) if not done[number].exists()]
+    progress = ProgressLine("rendering", len(missing), "scenes")
+    for count, number in enumerate(missing, start=1):
+        poses = drives[number].world_from_camera
+        world, cameras = World(seed + number).cleared(poses), Cameras(poses, lens)
+        yield number, as_bytes(render(world, cameras, lens.height, lens.width).image)
+        replace_text(done[number], "")
+        progress.show(count)
+    if part is not None:
+        note_finished(root, part)
 
 
 def write_nuscenes(

@@ -6,8 +6,40 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from merope.datasets.data_kind import Data
+from merope.datasets.loader import ClipSource
 from merope.errors import invalid
-from merope.world.clips import WorldClips
+from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+
+MIXED_WORLDS = 1 << 17
+"""Worlds that a mixture draws from where `worlds` does not say how many."""
+HELD_OUT_WORLDS = 1024
+"""Worlds that a mixture may validate on."""
+
+
+@dataclass(frozen=True, eq=False)
+class UndrawnClip:
+    """A clip of the procedural world, to be rendered where the model is."""
+
+    clips: WorldClips
+    seed: int
+
+
+@dataclass(frozen=True)
+class WorldSource(ClipSource[UndrawnClip]):
+    """A table of worlds, as a source of a mixture."""
+
+    clips: WorldClips
+    first_seed: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        return f"world {self.first_seed + index}"
+
+    def clip(self, index: int) -> UndrawnClip:
+        return UndrawnClip(self.clips, self.first_seed + index)
 
 
 @dataclass(frozen=True)
@@ -40,6 +72,11 @@ class WorldData(Data):
             raise invalid("data.first_worlds", expected, self.first_worlds, "training begins with these")
         if not 0.0 <= self.worlds_per_step < math.inf:
             raise invalid("data.worlds_per_step", "at least 0", self.worlds_per_step, "4 is usual")
+
+    def mixed_clips(self, prefix_frames: int) -> tuple[WorldSource, WorldSource]:  # to train on, to validate on
+        """The worlds that a mixture draws from."""
+        clips, count = self.clips(prefix_frames), MIXED_WORLDS if self.worlds is None else self.worlds
+        return WorldSource(clips, HELD_OUT_SEEDS, count), WorldSource(clips, 0, HELD_OUT_WORLDS)
 
     def clips(
         self,

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from merope.draw.progress import ProgressLine
@@ -28,8 +30,9 @@ from merope.evaluate.detectors import (
 )
 from merope.evaluate.discover import printable, video_places
 from merope.evaluate.frechet import FeatureSource, FrechetStatistics
+from merope.formats.parts import Part, forget_parts, note_finished, part_folder, say_lost_parts
 from merope.formats.video import read_first_frames
-from merope.formats.writing import replace_text
+from merope.formats.writing import replace_tensors, replace_text
 
 FORMAT = "merope-fidelity-1"
 
@@ -65,11 +68,13 @@ def fidelity(
     detectors: Sequence[Detector],
     out: Path,
     prefix_frames: int = PREFIX_FRAMES,
-) -> Fidelity:
+    part: Part | None = None,
+) -> Fidelity | None:
     """FID with a detector of frames, FVD with one of clips, for every method; writes fidelity.json to `out`.
 
     The first `prefix_frames` of all videos, reference included, are left out. Everything that can be wrong with the
     videos is found before a detector runs.
+    part: pass only these videos through the detectors and return None; a call without a part does the rest.
     """
     _check(methods, reference, detectors, prefix_frames)
     real = _given_statistics(reference, detectors) if reference.is_file() else look_through("reference", reference)
@@ -77,6 +82,13 @@ def fidelity(
     for detector in detectors:
         _check_comparable(generated, real, detector, prefix_frames)
 
+    if part is not None:
+        sets = [*([real] if isinstance(real, VideoSet) else []), *generated]
+        for videos, detector in ((one, detector) for detector in detectors for one in sets):
+            _keep_features(videos, detector, prefix_frames, out, part)
+        note_finished(out, part)
+        return None
+    say_lost_parts(out)
     scores: dict[str, dict[str, FrechetResult]] = {name: {} for name in methods}
     for detector in detectors:
         score = fid if detector.is_per_frame else fvd
@@ -90,6 +102,7 @@ def fidelity(
         {one.name: MethodFidelity(str(one.folder), scores[one.name], one.unreadable) for one in generated},
     )
     write_fidelity(result, out / "fidelity.json")
+    forget_parts(out)
     return result
 
 
@@ -182,16 +195,63 @@ def _statistics(
     """Of an earlier run if detector file, prefix and videos are the same, else made and kept."""
     if isinstance(videos, FrechetStatistics):
         return videos
-    parts = [detector.name, detector.weights_sha256, detector.resize, prefix_frames, videos.sha256]
-    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    file = out / "statistics" / f"{detector.name}-{fingerprint[:16]}.npz"
+    file = _statistics_file(videos, detector, prefix_frames, out)
     if file.is_file():
         print(f"{detector.name}: {videos.name}: as in an earlier run, {file}", file=sys.stderr)
         return FrechetStatistics.load(file)
-    made = feature_statistics(videos.videos(detector.name), detector, prefix_frames)
+    kept = _Remembering(detector, part_folder(out) / file.stem)
+    made = feature_statistics(videos.videos(detector.name), kept, prefix_frames)
     made.save(file)
     print(f"{detector.name}: {videos.name}: wrote {file}", file=sys.stderr)
     return made
+
+
+def _statistics_file(videos: VideoSet, detector: Detector, prefix_frames: int, out: Path) -> Path:
+    parts = [detector.name, detector.weights_sha256, detector.resize, prefix_frames, videos.sha256]
+    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return out / "statistics" / f"{detector.name}-{fingerprint[:16]}.npz"
+
+
+def _keep_features(videos: VideoSet, detector: Detector, prefix_frames: int, out: Path, part: Part) -> None:
+    """Leave the features of a part's videos, one file each, for the run that joins them."""
+    file = _statistics_file(videos, detector, prefix_frames, out)
+    if file.is_file():
+        return
+    folder = part_folder(out) / file.stem
+    missing = [place for place in part.own(range(len(videos.clips))) if _features_of(folder, place) is None]
+    progress = ProgressLine(f"{detector.name}: {videos.name}", len(missing), "videos")
+    for done, place in enumerate(missing, start=1):
+        frames = read_first_frames(videos.folder / videos.clips[place], videos.frames)[0]
+        replace_tensors(
+            _features_file(folder, place), {"features": detector(frames[prefix_frames:]).cpu().contiguous()}
+        )
+        progress.show(done)
+
+
+class _Remembering:
+    """A detector that takes the features of the videos it is given, in their order, from parts that saw them before."""
+
+    def __init__(self, detector: Detector, folder: Path) -> None:
+        self.detector, self.folder, self.place = detector, folder, -1
+        self.name, self.weights_sha256 = detector.name, detector.weights_sha256
+        self.resize, self.is_per_frame = detector.resize, detector.is_per_frame
+
+    def __call__(self, frames: Tensor) -> Tensor:  # uint8 [T, H, W, 3] -> [T or 1, d]
+        self.place += 1
+        kept = _features_of(self.folder, self.place)
+        return self.detector(frames) if kept is None else kept
+
+
+def _features_file(folder: Path, place: int) -> Path:
+    return folder / f"{place:08d}.safetensors"
+
+
+def _features_of(folder: Path, place: int) -> Tensor | None:
+    """None where no part has made them, or the file is damaged."""
+    try:
+        return load_file(_features_file(folder, place))["features"]
+    except (OSError, KeyError, SafetensorError):
+        return None
 
 
 def _with_progress(clips: Sequence[str], doing: str) -> Iterator[str]:

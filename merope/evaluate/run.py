@@ -26,6 +26,7 @@ from merope.evaluate.recover import EstimatorChoice, built, recover, stopped
 from merope.evaluate.report import write_report
 from merope.evaluate.results import Results, measure, write_results
 from merope.evaluate.workers import worker_pool
+from merope.formats.parts import Part, forget_parts, note_finished, say_lost_parts
 
 PACKAGES = ("merope", "torch", "numpy", "av", "opencv-python-headless", "pycolmap")
 
@@ -52,11 +53,13 @@ def evaluate(
     fidelity: Path | None = None,  # fidelity.json of the same methods
     reader_options: Mapping[str, object] | None = None,  # of the commanded files' format, as `formats.read` takes them
     fov_deg: float | None = None,  # horizontal, of videos whose commanded files have no lens
-) -> Results:
+    part: Part | None = None,
+) -> Results | None:
     """Folders of videos against their commanded paths; writes results.json, clips.csv and report.html to `out`.
 
     estimates: for the estimator "precomputed" the folder of recovered paths, named like the videos; of several methods
         with a sub-folder for each. The call can be interrupted and repeated at any time.
+    part: recover the poses of these clips alone and return None; a call without a part measures all.
     """
     _check_choice(choice, estimates)
     if fov_deg is not None and not 0 < fov_deg < 180:
@@ -69,6 +72,11 @@ def evaluate(
     if not paths:
         raise invalid("commanded", "at least one path", f"none in {commanded}", "put pose files there")
     jobs, strays = match(paths, methods, estimates)
+    if part is not None:
+        recover_all(part.own(jobs), choice, out, workers)
+        note_finished(out, part)
+        return None
+    say_lost_parts(out)
     records = recover_all(jobs, choice, out, workers)
     print(f"measuring {len(records)} clips", file=sys.stderr)
     settings = {
@@ -87,6 +95,7 @@ def evaluate(
     results = measure(records, strays, settings, versions(), seed, distances)
     write_results(results, out)
     write_report(results, out / "report.html")
+    forget_parts(out)
     return results
 
 

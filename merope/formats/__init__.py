@@ -8,9 +8,22 @@ from pathlib import Path
 import torch
 
 from merope.errors import invalid
-from merope.formats import colmap, nerf, odometry, own, panshot, re10k, recammaster
+from merope.formats import (
+    colmap,
+    key_strings,
+    kitti360,
+    lingbot,
+    nerf,
+    odometry,
+    own,
+    panshot,
+    predictions,
+    re10k,
+    recammaster,
+)
 from merope.formats.checks import Finding, validate
 from merope.formats.files import Sample, take_sample
+from merope.formats.stores import fetched
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens
 
@@ -41,6 +54,22 @@ FORMATS: dict[str, Format] = {
     "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, only_metric=False, needs_lens=True),
     "recammaster": Format(recammaster.matches, recammaster.read, recammaster.write, only_metric=True),
     "panshot": Format(panshot.matches, panshot.read, panshot.write, only_metric=False),
+    "kitti360": Format(kitti360.matches, kitti360.read, kitti360.write, only_metric=True),
+    "lingbot": Format(lingbot.matches, lingbot.read, lingbot.write, only_metric=False, needs_lens=True),
+    "vggt": Format(
+        predictions.matches_vggt, predictions.read_vggt, predictions.write_vggt, only_metric=False, needs_lens=True
+    ),
+    "da3": Format(
+        predictions.matches_da3, predictions.read_da3, predictions.write_da3, only_metric=False, needs_lens=True
+    ),
+    "mapanything": Format(
+        predictions.matches_mapanything,
+        predictions.read_mapanything,
+        predictions.write_mapanything,
+        only_metric=True,
+        needs_lens=True,
+    ),
+    "keys": Format(key_strings.matches, key_strings.read, key_strings.write, only_metric=True),
 }
 
 
@@ -59,11 +88,11 @@ def read(
     lens: overrules the lens of the file, or stands in for one.
     options: what the format needs besides, such as camera="cam01" for recammaster (docs/formats.md).
     """
-    path = Path(path)
-    format = detect(path) if format is None else format
-    reader = _known(format).read
-    _check_options(format, reader, options)
-    trajectory = reader(path, **options)
+    with fetched(Path(path)) as local:
+        format = detect(local) if format is None else format
+        reader = _known(format).read
+        _check_options(format, reader, options)
+        trajectory = reader(local, **options)
     if is_metric is not None and is_metric != trajectory.is_metric:
         unit = "metres" if is_metric else "of arbitrary scale"
         trajectory = replace(
@@ -111,6 +140,8 @@ def _description(sample: Sample) -> str:
     """What was seen, in words."""
     if sample.array_shape:
         return f"an array {list(sample.array_shape)}"
+    if sample.archive:
+        return f"an archive of arrays {sorted(sample.archive)[:8]}"
     if isinstance(sample.document, Mapping):
         return f"a JSON object with {sorted(map(str, sample.document))[:8]}"
     if sample.document is not None:

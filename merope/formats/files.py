@@ -1,23 +1,28 @@
 """How pose files are opened: numbers in lines, JSON and arrays, with errors that name the file and the line."""
 
 import json
+import math
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.stores import fetched
 from merope.geometry.poses import check_rigid, rigid
 from merope.geometry.quaternions import matrix_from_quaternion
 
 QUATERNION_TOLERANCE = 1e-2  # files with four digits are off by 1e-4
 SAMPLE_LINES = 8
 HEAD_BYTES = 64
+MOST_NUMBERS = 1 << 24  # of a path in an archive: a million poses
 MOST_DIGITS = 20  # of 2⁶⁴
 CUT_OFF = "the file is cut off, damaged or of another format"
 
@@ -29,6 +34,7 @@ class Sample:
     files: frozenset[str] = frozenset()  # of a folder
     document: object = None  # of a JSON file
     array_shape: tuple[int, ...] = ()  # of a NumPy file
+    archive: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # names and shapes of a .npz file
     lines: tuple[str, ...] = ()  # the first lines of a text that are not blank, comments included
 
     @property
@@ -42,6 +48,8 @@ def take_sample(path: Path) -> Sample:
         return Sample(files=frozenset(child.name for child in path.iterdir()))
     if _head(path).startswith(b"\x93NUMPY"):
         return Sample(array_shape=load_array(path).shape)
+    if _head(path).startswith(b"PK\x03\x04"):
+        return Sample(archive=archive_shapes(path))
     text = read_text(path)
     if text.lstrip()[:1] in ("{", "["):
         return Sample(document=load_json(path))
@@ -70,7 +78,8 @@ def read_text(path: Path) -> str:
 def load_json(path: Path) -> object:
     """The document of a JSON file."""
     try:
-        return json.loads(read_text(path), parse_int=_whole_or_float)
+        with fetched(path) as local:
+            return json.loads(read_text(local), parse_int=_whole_or_float)
     except json.JSONDecodeError as error:
         raise invalid(f"{path}:{error.lineno}", "valid JSON", f"{error.msg} at column {error.colno}", CUT_OFF) from None
     except RecursionError:
@@ -79,7 +88,7 @@ def load_json(path: Path) -> object:
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:  # place, object
     """The objects of a JSON-lines file. Blank lines do not count."""
-    with path.open(encoding="utf-8") as lines:
+    with fetched(path) as local, local.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 place = f"{path}, line {number}"
@@ -105,6 +114,48 @@ def load_array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         raise
     except Exception as error:  # headers are Python literals: what damaged ones raise is not documented
         raise invalid(str(path), "a NumPy array of numbers", f"{type(error).__name__}: {error}", CUT_OFF) from None
+
+
+def archive_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The arrays of a .npz file by their headers; the numbers are not read."""
+    with _members(path) as members:
+        return {name: _read_header(stream)[0] for name, stream in members}
+
+
+def load_archived(path: Path, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    """One array of floats of a .npz file, refused if it is larger than any path."""
+    with _members(path, name) as members:
+        (_, stream), *_ = members
+        shape, has_columns_first, dtype = _read_header(stream)
+        count = math.prod(shape)
+        if dtype.kind != "f" or not count <= MOST_NUMBERS:
+            raise invalid(f"{path} {name}", f"at most {MOST_NUMBERS:,} floats", f"{dtype} {list(shape)}", CUT_OFF)
+        content = stream.read(count * dtype.itemsize)
+        if len(content) < count * dtype.itemsize:
+            raise invalid(f"{path} {name}", f"{count} numbers", f"{len(content) // dtype.itemsize}", CUT_OFF)
+        return np.frombuffer(content, dtype).reshape(shape, order="F" if has_columns_first else "C")
+
+
+@contextmanager
+def _members(path: Path, name: str | None = None) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
+    """Arrays of an archive as streams, or the one of a name. Whatever a damaged archive sets off is a ValueError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [one for one in archive.namelist() if one.endswith(".npy") and name in (None, one[:-4])]
+            yield ((one[:-4], archive.open(one)) for one in names)
+    except OSError:
+        raise
+    except Exception as error:  # zip, zlib and NumPy have errors of their own
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise invalid(str(path), "an archive of NumPy arrays", f"{type(error).__name__}: {error}", CUT_OFF) from None
+
+
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Shape, whether columns come first, and type of the array that a stream begins with."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(stream)
 
 
 def data_lines(path: Path) -> Iterator[tuple[str, str]]:  # place, text

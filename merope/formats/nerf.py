@@ -62,13 +62,15 @@ def read_nerfstudio(path: Path) -> Trajectory:
 
 
 def read_blender(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
-    """A Blender transforms file. image_size: (width, height), which the file does not know; without it no lens."""
+    """A Blender transforms file. image_size: (width, height), unless the file has w and h; without either no lens."""
     document = load_json(path)
     _, names, poses = _frames(path, document)
     angle_rad = _number(path, document, {}, "camera_angle_x")
     if not 0.0 < angle_rad < math.pi:
         raise invalid(f"{path} camera_angle_x", "between 0 and π", angle_rad, "repair the file")
     lens = None
+    if image_size is None and _mentions(document, (), "w"):  # instant-ngp's files have the size
+        image_size = (int(_number(path, document, {}, "w")), int(_number(path, document, {}, "h")))
     if image_size is not None:
         width, height = image_size
         focal = 0.5 * width / math.tan(0.5 * angle_rad)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.stores import fetched, is_remote
 
 
 def as_bytes(image: Tensor) -> Tensor:  # float in [0, 1] -> uint8, same shape
@@ -23,7 +24,7 @@ def read_image(path: Path, height: int, width: int) -> Tensor:  # uint8 [H, W, 3
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
+        with fetched(path) as local, Image.open(local) as image:
             rgb = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
     except FileNotFoundError:
         raise FileNotFoundError(f"image {path} is missing; complete the download") from None
@@ -70,10 +71,10 @@ def _decoded(path: Path, height: int | None = None, width: int | None = None) ->
     """Frames one after the other, scaled if a size is given."""
     import av
 
-    if not path.is_file():
+    if not is_remote(path) and not path.is_file():
         raise FileNotFoundError(f"video {path} is missing; check the path")
     try:
-        with av.open(str(path)) as container:
+        with fetched(path) as local, av.open(str(local)) as container:
             for frame in container.decode(video=0):
                 yield torch.from_numpy(frame.to_ndarray(format="rgb24", width=width, height=height))
     except (av.error.FFmpegError, IndexError) as error:  # IndexError: a file without a video stream

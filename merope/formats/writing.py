@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +12,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from merope.formats.stores import is_remote, put
+
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """A path beside `file` to write to; it takes the file's place at the end. An error leaves the old file."""
+    """A path beside `file` to write to; it takes the file's place at the end. An error leaves the old file.
+
+    For a file in a store the path is on the disk.
+    """
+    if is_remote(file):
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / file.name
+            put(Path(folder) / file.name, file)
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".part-{uuid.uuid4().hex[:12]}-{file.name}")  # the suffix stays: writers go by it
     try:

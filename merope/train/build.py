@@ -3,12 +3,14 @@
 import math
 from functools import partial
 
+from merope.datasets.kinds import MixtureData
 from merope.datasets.world_data import WorldData
 from merope.errors import invalid
 from merope.train.clip_pool import Growth
 from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig
 from merope.train.latent_pool import LatentPool, PooledStream, encoder_digest
+from merope.train.mixed_streams import mixed_stream
 from merope.train.model import Model
 from merope.train.parallel import Ranks
 from merope.train.streams import Ahead, Share, Stream, WorldHistoryStream, WorldStream
@@ -22,6 +24,8 @@ def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
     check_shares(config, ranks.data_ranks)
     if isinstance(config.data, WorldData):
         return world_stream(config, config.data, model, share)
+    if isinstance(config.data, MixtureData):
+        return mixed_stream(config, config.data, model, share)
     return clip_stream(config, model, share)
 
 

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from merope.curation.curate import Curation, read_manifest
+from merope.curation.curate import Curation
 from merope.datasets.cache import CachedBatch, CachedSource, collate_cached, without_padding
 from merope.datasets.data_kind import FileData, FrameData
 from merope.datasets.history_source import ClipWithHistory, collate_history
-from merope.datasets.loader import Batch, ClipLoader, ClipSource, collate, curation_of
+from merope.datasets.loader import Batch, ClipLoader, ClipSource, collate
+from merope.datasets.mixture import source_curation
 from merope.datasets.sampler import ClusterSampler
 from merope.errors import invalid
 from merope.generate.history_frames import HistoryFrames
@@ -192,11 +193,35 @@ def clip_stream(config: TrainConfig, model: Model, share: Share) -> ClipStream:
     for cached in (source, held_out):
         if isinstance(cached, CachedSource) and isinstance(source, CachedSource) and len(cached):
             check_cache(config, model, cached, like=source)
+    return finished_stream(config, source, held_out, encoder, share, source_curation(source, data), None)
+
+
+def finished_stream(
+    config: TrainConfig,
+    source: ClipSource[Any],
+    held_out: ClipSource[Any] | None,
+    encoder: Encoder,
+    share: Share,
+    curation: Curation,
+    chances: Tensor | None,  # [clusters]
+) -> ClipStream:
+    """The stream of clips and their clusters, class-balanced. What looks wrong with the clips is said once."""
     if share.rank == 0:
         for doubt in source.doubts():
             LOG.warning("%s", doubt)
-    loader = build_loader(config, source, share, encoder)
-    stream = ClipStream(loader, held_out, encoder, config.run.batch_size, share)
+    batch_size = config.run.batch_size
+    assert isinstance(config.data, FileData)
+    sampler = ClusterSampler(
+        curation,
+        prototypes_only=True,
+        chances=chances,
+        epoch_length=max(len(source), batch_size) // batch_size * batch_size,
+        seed=config.run.seed,
+        rank=share.rank,
+        world_size=share.ranks,
+    )
+    loader = ClipLoader(source, sampler, share.micro_batch, config.data.workers, encoder.collate)
+    stream = ClipStream(loader, held_out, encoder, batch_size, share)
     stream.check_held_out(held_out_needed(config.run))
     return stream
 
@@ -236,21 +261,3 @@ def check_cache(config: TrainConfig, model: Model, source: CachedSource, like: C
         if got != expected:
             fix = f"cache all clips with {config.model.pretrained} in one size; these are of {source.about()['model']}"
             raise invalid(f"{name} of {source.folder}", str(expected), got, fix)
-
-
-def build_loader(config: TrainConfig, source: ClipSource[Any], share: Share, encoder: Encoder) -> ClipLoader[Any, Any]:
-    """Class-balanced where a manifest has clusters, uniform over clips where there is none."""
-    data = config.data
-    assert isinstance(data, FileData)
-    curation = Curation(torch.zeros(len(source), dtype=torch.long), torch.arange(len(source)))
-    if data.clusters is not None:
-        curation = curation_of(source, read_manifest(data.clusters), str(data.clusters))
-    sampler = ClusterSampler(
-        curation,
-        prototypes_only=data.prototypes_only,
-        epoch_length=max(len(source), config.run.batch_size) // config.run.batch_size * config.run.batch_size,
-        seed=config.run.seed,
-        rank=share.rank,
-        world_size=share.ranks,
-    )
-    return ClipLoader(source, sampler, share.micro_batch, data.workers, encoder.collate)

@@ -162,6 +162,10 @@ class TrainConfig:
             raise invalid("model.pretrained_branch", "left out without [branch]", got, "add [branch]")
         if self.branch != "none" and self.branch.integration == "rerope" and self.model.trainable == "branch":
             raise invalid("model.trainable", '"all" for rerope', '"branch"', "rerope adds no weights of its own")
+        for name, default in (("weight", 1.0), ("name", "")):
+            if getattr(self.data, name) != default:
+                fix = "it is a key of [[data.sources]]"
+                raise invalid(f"data.{name}", "left out, as nothing else is drawn", getattr(self.data, name), fix)
         self._check_history()
 
     def _check_history(self) -> None:

@@ -79,12 +79,12 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     with stop_requests() as stop_wanted, stall_notice(ranks.rank) as begin:
         for step in range(done, config.run.steps):
             begin(f"step {step + 1}")
-            loss, norm = train_step(config, model, stream, optimisers, ranks, step)
+            loss, norm, by_source = train_step(config, model, stream, optimisers, ranks, step)
             update_average(average, model.transformer, config.optimiser.ema_decay, step)
-            numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step)}
+            numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step), **by_source}
             done = step + 1
             if due(done, config.run.validate_every) and config.run.validation_clips:
-                numbers["validation_loss"] = validate(config, model, stream, ranks)
+                numbers |= validate(config, model, stream, ranks)
             log.step(done, numbers, show=due(done, config.run.log_every) or done == config.run.steps)
             if due(done, config.run.sample_every):
                 file = out / "samples" / f"step-{done:08d}.mp4"
@@ -131,22 +131,25 @@ def export_checkpoint(config: TrainConfig, place: Path) -> Path:
 
 def train_step(
     config: TrainConfig, model: Model, stream: Stream, optimisers: Sequence[Optimizer], ranks: Ranks, step: int
-) -> tuple[float, float]:
-    """One step of the optimiser: mean loss of the global batch, and the gradient's norm before clipping."""
+) -> tuple[float, float, dict[str, float]]:
+    """One step of the optimiser: mean loss of the global batch, the gradient's norm before clipping, and the numbers
+    of a mixture's sources."""
     begin_step(optimisers, learning_rate(config, step))
     names: list[str] = []
     losses: list[Tensor] = []
+    sources: list[int] = []
     for examples in stream.step(step):
         clip_loss = clip_losses(config, model, examples, step)
         # FSDP takes the mean of all ranks' gradients; the sum over clips divided by their number is wanted.
         (clip_loss.sum() * (ranks.world_size / config.run.batch_size)).backward()
         names += examples.names
+        sources += examples.sources
         losses.append(clip_loss.detach())
     # Read after the losses: one wait for all.
     norm_here = nn.utils.clip_grad_norm_(trained_weights(optimisers), config.optimiser.clip_norm)
     per_clip = torch.cat(losses).tolist()
     bad = [name for name, loss in zip(names, per_clip, strict=True) if not loss < float("inf")]
-    loss, failures = ranks.sum([sum(per_clip), len(bad)])
+    loss, failures, *of_sources = ranks.sum([sum(per_clip), len(bad), *_source_sums(config, sources, per_clip)])
     if failures:
         raise non_finite(config, step, "the loss of " + ", ".join(ranks.gather_names(bad)))
     norm = parallel.as_number(norm_here)
@@ -154,7 +157,7 @@ def train_step(
         raise non_finite(config, step, "the gradient")
     for optimiser in optimisers:
         optimiser.step()
-    return loss / config.run.batch_size, norm
+    return loss / config.run.batch_size, norm, _source_numbers(config, "loss", of_sources)
 
 
 def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]
@@ -177,14 +180,37 @@ def _objective(config: TrainConfig, examples: Examples, step: int) -> ObjectiveS
 
 
 @torch.no_grad()
-def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) -> float:
-    """Mean loss of the held-out clips, with the same noise every time."""
-    total = count = 0.0
+def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) -> dict[str, float]:
+    """Mean loss of the held-out clips, of all and of each source of a mixture, with the same noise every time."""
+    per_clip: list[float] = []
+    sources: list[int] = []
     for examples in stream.held_out(config.run.validation_clips):
-        losses = clip_losses(config, model, examples, VALIDATION)
-        total, count = total + float(losses.sum()), count + len(losses)
-    total, count = ranks.sum([total, count])
-    return total / (count / config.parallel.context)  # ranks that share a clip have counted it each
+        per_clip += clip_losses(config, model, examples, VALIDATION).tolist()
+        sources += examples.sources
+    total, count, *of_sources = ranks.sum([sum(per_clip), len(per_clip), *_source_sums(config, sources, per_clip)])
+    loss = total / (count / config.parallel.context)  # ranks that share a clip have counted it each
+    return {"validation_loss": loss, **_source_numbers(config, "validation_loss", of_sources)}
+
+
+def _source_sums(config: TrainConfig, sources: Sequence[int], per_clip: Sequence[float]) -> list[float]:
+    """For every source of a mixture the sum of its clips' losses, then for each how many there are, on this rank."""
+    names = config.data.source_names
+    losses, counts = [0.0] * len(names), [0.0] * len(names)
+    for source, loss in zip(sources, per_clip, strict=bool(names)):
+        losses[source] += loss
+        counts[source] += 1.0
+    return losses + counts
+
+
+def _source_numbers(config: TrainConfig, what: str, sums: Sequence[float]) -> dict[str, float]:
+    """Mean loss and number of clips of every source that had any."""
+    names, clips = config.data.source_names, "clips" if what == "loss" else "validation_clips"
+    numbers: dict[str, float] = {}
+    for name, loss, count in zip(names, sums[: len(names)], sums[len(names) :], strict=True):
+        if count:
+            clips_of_all = count / config.parallel.context
+            numbers |= {f"{what}/{name}": loss / clips_of_all, f"{clips}/{name}": clips_of_all}
+    return numbers
 
 
 def resume(

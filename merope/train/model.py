@@ -19,7 +19,6 @@ from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
 from merope.adapters.wan import attach, attached_branch
-from merope.datasets.cache import CachedData
 from merope.datasets.world_data import WorldData
 from merope.encodings import ENCODINGS
 from merope.errors import invalid
@@ -182,7 +181,7 @@ def _read_vae(folder: Path) -> AutoencoderKLWan:
 def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
     """A Wan folder. Frozen weights are kept in the precision of the arithmetic, trained and sharded ones in fp32."""
     keep_fp32 = sharded or config.model.trainable == "all" or config.model.precision == "fp32"
-    parts = {"text_encoder": None, "tokenizer": None} if isinstance(config.data, CachedData) else {}
+    parts = {"text_encoder": None, "tokenizer": None} if config.data.is_encoded else {}
     folder = config.model.pretrained or ""
     try:
         pipeline = CameraVideoPipeline.from_pretrained(
@@ -227,7 +226,7 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
         base.load_state_dict({name: value for name, value in weights.items() if name in base.state_dict()})
         _cast(base, dtype)
         pipeline = model.pipeline
-        if pipeline.text_encoder is None and not isinstance(config.data, CachedData):  # a cache stands for the encoder
+        if pipeline.text_encoder is None and not config.data.is_encoded:  # a cache stands for the encoder
             vae = None if pipeline.vae is None else _cast(deepcopy(pipeline.vae), dtype)
             whole = CameraVideoPipeline(None, None, vae, pipeline.scheduler, base, expand_timesteps=True)
             whole.save_pretrained(folder, max_shard_size=SHARD)

@@ -37,6 +37,7 @@ class Examples:
     no_text: Tensor  # [L, D], the empty prompt
     cameras: Cameras  # [B, RGB frames]
     history: HistoryReferences | None = None  # what was retrieved for them; None where nothing was
+    sources: tuple[int, ...] = ()  # of a mixture: the number of each clip's source
 
 
 class Stream(Protocol):

@@ -143,7 +143,9 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
 
 
 def _of_kind(kinds: Mapping[str, Any], value: Any, where: str) -> Any:
-    """The dataclass whose name is the table's `kind`."""
+    """The dataclass whose name is the table's `kind`; of an array of tables, those of all."""
+    if isinstance(value, list):
+        return tuple(_of_kind(kinds, item, f"{where}[{index}]") for index, item in enumerate(value))
     kind = value.get("kind") if isinstance(value, dict) else value
     if not isinstance(value, dict) or not isinstance(kind, str) or kind not in kinds:
         raise invalid(f"config key {where}.kind", f"one of {', '.join(kinds)}", repr(kind), "pick one")

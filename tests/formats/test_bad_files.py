@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lens_zoo import LENSES
-from paths import NEEDS, random_trajectory
+from paths import FOLDERS, NEEDS, random_trajectory
 
 from merope import formats
 from merope.geometry.lenses import Pinhole
@@ -88,7 +88,7 @@ def test_empty_and_binary_files_are_refused(tmp_path: Path, format: str) -> None
         formats.read(tmp_path / "absent" / "images.txt", format, **options)
 
 
-@pytest.mark.parametrize("format", [name for name in formats.FORMATS if name != "colmap"])
+@pytest.mark.parametrize("format", [name for name in formats.FORMATS if name not in FOLDERS])
 @given(share=st.floats(0.0, 1.0, exclude_max=True))
 def test_a_file_cut_anywhere_never_gives_wrong_poses(
     tmp_path_factory: pytest.TempPathFactory, format: str, share: float

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import NEEDS, random_trajectory
+from paths import FOLDERS, NEEDS, random_trajectory
 
 from merope import formats
 
@@ -54,7 +54,7 @@ def read_or_refuse(path: Path, format: str | None) -> None:
 @settings(max_examples=60)
 def test_random_bytes_in_good_files(tmp_path_factory: pytest.TempPathFactory, format: str, data: st.DataObject) -> None:
     path = written(tmp_path_factory.mktemp("damaged"), format)
-    file = path / data.draw(st.sampled_from(["cameras.txt", "images.txt"])) if format == "colmap" else path
+    file = path / data.draw(st.sampled_from(FOLDERS[format])) if format in FOLDERS else path
     whole = file.read_bytes()
     start = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(start, min(len(whole), start + 40)))
@@ -92,7 +92,7 @@ def test_other_values_in_good_json(tmp_path_factory: pytest.TempPathFactory, for
     read_or_refuse(path, None)
 
 
-@pytest.mark.parametrize("format", ["re10k", "kitti", "tum", "euroc"])
+@pytest.mark.parametrize("format", ["re10k", "kitti", "tum", "euroc", "kitti360"])
 @given(data=st.data())
 @settings(max_examples=100)
 def test_other_words_in_good_lines(tmp_path_factory: pytest.TempPathFactory, format: str, data: st.DataObject) -> None:

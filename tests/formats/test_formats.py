@@ -150,9 +150,9 @@ def test_real_re10k_files_agree_with_opencv(path: Path, tmp_path: Path) -> None:
 
 def test_a_real_drive_survives_every_metric_format(tmp_path: Path, highway: torch.Tensor) -> None:
     drive = Trajectory(highway, is_metric=True, convention="comma2k19", timestamps_s=torch.arange(6.0).double())
-    for format in ("merope", *METRIC):
-        options = NEEDS[format][2]
-        formats.write(drive, tmp_path / format, format, **options)
+    for format in {"merope", *METRIC} - {"keys"}:  # a real car tilts
+        lens, _, options = NEEDS[format]
+        formats.write(replace(drive, lens=lens), tmp_path / format, format, **NEEDS[format][1])
         back = formats.read(tmp_path / format, **options)
         assert (
             largest(relative(back.world_from_camera[:1], back.world_from_camera) - relative(highway[:1], highway))

@@ -46,6 +46,10 @@ def test_a_radius_is_a_yaw_rate(tmp_path: Path) -> None:
         (["stop"], "path.json", "merope"),
         (["straight", "--fov", "140", "--xi", "1"], "path.npy", "panshot"),
         (["stop"], "path.npy", "panshot"),
+        (["keys", "--keys", "w*30 a*20"], "path.json", "merope"),
+        (["keys", "--keys", "w*30 a*20", "--format", "keys"], "path.keys", "keys"),
+        (["straight", "--format", "vggt"], "path.npz", "vggt"),
+        (["straight", "--format", "lingbot"], "folder", "lingbot"),
         (["straight", "--format", "kitti"], "path.poses", "kitti"),
         (["straight", "--format", "nerfstudio"], "path.json", "nerfstudio"),
     ],
@@ -54,6 +58,16 @@ def test_formats_by_suffix_and_by_name(tmp_path: Path, what: list[str], out: str
     assert main(["path", *what, str(tmp_path / out)]) == 0
     assert formats.detect(tmp_path / out) == format
     assert formats.read(tmp_path / out).count >= 49
+
+
+def test_keys_are_driven_at_the_speed_and_rate_that_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["path", "keys", str(tmp_path / "a.json"), "--keys", "w*24 d*12", "--speed", "5", "--yaw-rate", "20"]
+    assert main(command) == 0
+    assert "37 poses, 3 s, 15 m long, top speed 5 m/s, largest yaw rate 20°/s" in capsys.readouterr().out
+    assert main([*command[:4], "w*24 jump"]) == 2
+    assert "got 'jump'" in capsys.readouterr().err
 
 
 def test_a_path_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def test_a_new_data_set_is_one_file_and_one_entry(tmp_path: Path, monkeypatch: p
     with pytest.raises(ValueError, match=r"data\.clusters must be a file or folder that exists, got nowhere"):
         train(data_config(tmp_path / "other", f'{data}clusters = "nowhere"\n'))
     with pytest.raises(
-        ValueError, match=r'data\.kind with \[history\] must be "world" or "nuscenes", got \'coloured\''
+        ValueError, match=r'data\.kind with \[history\] must be "world" or "nuscenes" or "mixture", got \'coloured\''
     ):
         data_config(tmp_path, data, "branch.history=sa", "history.frames=2")
 

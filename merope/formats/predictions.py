@@ -1,0 +1,147 @@
+"""Cameras that a network estimated, in an .npz file under its own names: VGGT, Depth Anything 3 and MapAnything.
+
+VGGT has `extrinsic` and `intrinsic`, Depth Anything 3 `extrinsics` and `intrinsics`: both world-to-camera, of arbitrary
+scale. MapAnything has `camera_poses` and `intrinsics`: camera-to-world, in metres. All have OpenCV axes, matrices of
+intrinsics for the size of the images that the network saw, and arrays beside them that tell that size.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merope.errors import invalid
+from merope.formats.files import Sample, archive_shapes, load_archived, poses_from_rows, shared_or_per_frame
+from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replacing
+from merope.geometry.lenses import Pinhole
+from merope.geometry.poses import inverse
+
+SIZES = {"depth": (1, 2), "images": (2, 3), "image": (1, 2), "img_no_norm": (1, 2), "depth_z": (1, 2)}
+"""Arrays beside the cameras, with the places of height and width in their shapes."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a network names its cameras."""
+
+    title: str
+    poses: str
+    intrinsics: str
+    is_inverted: bool  # world-to-camera
+    is_metric: bool
+
+
+VGGT = Network("VGGT", "extrinsic", "intrinsic", is_inverted=True, is_metric=False)
+DA3 = Network("Depth Anything 3", "extrinsics", "intrinsics", is_inverted=True, is_metric=False)
+MAPANYTHING = Network("MapAnything", "camera_poses", "intrinsics", is_inverted=False, is_metric=True)
+
+
+def _matches(network: Network, sample: Sample) -> bool:
+    shapes = sample.archive
+    return {network.poses, network.intrinsics} <= shapes.keys() and len(shapes[network.poses]) == 3
+
+
+def matches_vggt(sample: Sample) -> bool:
+    return _matches(VGGT, sample)
+
+
+def matches_da3(sample: Sample) -> bool:
+    return _matches(DA3, sample)
+
+
+def matches_mapanything(sample: Sample) -> bool:
+    return _matches(MAPANYTHING, sample)
+
+
+def read_vggt(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
+    """predictions.npz of VGGT's demos. image_size: (width, height) of the intrinsics, if no array tells."""
+    return _read(VGGT, path, image_size)
+
+
+def read_da3(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
+    """results.npz of Depth Anything 3 (`npz`, `mini_npz`). image_size as above."""
+    return _read(DA3, path, image_size)
+
+
+def read_mapanything(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
+    """The outputs of MapAnything's views, stacked under their own names. image_size as above."""
+    return _read(MAPANYTHING, path, image_size)
+
+
+def _read(network: Network, path: Path, image_size: tuple[int, int] | None) -> Trajectory:
+    shapes = archive_shapes(path)
+    for name in (network.poses, network.intrinsics):
+        if name not in shapes:
+            expected = f"an archive of {network.title} with {name}"
+            raise invalid(str(path), expected, f"only {sorted(shapes)[:8]}", "export the cameras too")
+    matrices, calibrations = (load_archived(path, name) for name in (network.poses, network.intrinsics))
+    count = matrices.shape[0] if matrices.ndim else 0
+    if matrices.shape not in ((count, 3, 4), (count, 4, 4)) or calibrations.shape != (count, 3, 3) or not count:
+        got = f"{list(matrices.shape)} and {list(calibrations.shape)}"
+        raise invalid(str(path), "matrices [N, 3, 4] or [N, 4, 4] and [N, 3, 3]", got, "leave out the batch dimension")
+    places = [f"{path} {network.poses}[{k}]" for k in range(count)]
+    poses = poses_from_rows(places, _float64(matrices)[:, :3])
+    size = image_size or _image_size(shapes, count)
+    direction = "world-to-camera, inverted" if network.is_inverted else "camera-to-world"
+    scale = "metres, as the network estimates them" if network.is_metric else "arbitrary scale"
+    return Trajectory(
+        world_from_camera=inverse(poses) if network.is_inverted else poses,
+        is_metric=network.is_metric,
+        convention=f"{network.title}: {direction}; OpenCV axes; {scale}" + ("" if size else "; no lens, as no size"),
+        lens=None if size is None else _lens(_float64(calibrations), size),
+        name=path.stem,
+    )
+
+
+def _float64(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def _image_size(shapes: dict[str, tuple[int, ...]], count: int) -> tuple[int, int] | None:  # width, height
+    for name, (row, column) in SIZES.items():
+        shape = shapes.get(name, ())
+        if len(shape) > column and shape[0] == count:
+            return shape[column], shape[row]
+    return None
+
+
+def _lens(calibrations: Tensor, size: tuple[int, int]) -> Pinhole:  # [N, 3, 3]
+    entries = ((0, 0), (1, 1), (0, 2), (1, 2))
+    fx, fy, cx, cy = (shared_or_per_frame(calibrations[:, row, column].tolist()) for row, column in entries)
+    return Pinhole(fx, fy, cx, cy, *size)
+
+
+def write_vggt(trajectory: Trajectory, path: Path) -> None:
+    """The cameras alone, and an empty depth map of their image size."""
+    _write(VGGT, trajectory, path)
+
+
+def write_da3(trajectory: Trajectory, path: Path) -> None:
+    """As for VGGT."""
+    _write(DA3, trajectory, path)
+
+
+def write_mapanything(trajectory: Trajectory, path: Path) -> None:
+    """As for VGGT. MapAnything means metres."""
+    _write(MAPANYTHING, trajectory, path)
+
+
+def _write(network: Network, trajectory: Trajectory, path: Path) -> None:
+    lens, count = trajectory.lens, trajectory.count
+    if not isinstance(lens, Pinhole):
+        fix = "undistort the images first, or write merope JSON"
+        raise invalid("trajectory.lens", f"a Pinhole for {network.title}", f"another {type(lens).__name__}", fix)
+    calibrations = torch.zeros(count, 3, 3, dtype=torch.float64)
+    for (row, column), name in (((0, 0), "fx"), ((1, 1), "fy"), ((0, 2), "cx"), ((1, 2), "cy")):
+        calibrations[:, row, column] = torch.as_tensor(getattr(lens, name)).double()
+    calibrations[:, 2, 2] = 1.0
+    poses = trajectory.world_from_camera
+    matrices = inverse(poses)[:, :3] if network.is_inverted else poses
+    depth = np.broadcast_to(np.float16(0), (count, lens.height, lens.width))
+    arrays: dict[str, Any] = {network.poses: matrices.numpy(), network.intrinsics: calibrations.numpy(), "depth": depth}
+    with replacing(path) as part, part.open("wb") as file:  # savez would append .npz to other names
+        np.savez_compressed(file, **arrays)
