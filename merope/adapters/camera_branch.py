@@ -110,7 +110,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
 
     def _parallel(self) -> CameraProcessor:
         config = self.config
-        heads, self.head_dim = branch_heads(*self.family.heads(config["base"]), config["compression"])
+        of_base = self.family.heads(config["base"], config["compression"])
+        heads, self.head_dim = branch_heads(*of_base, config["compression"])
         self.encoding = make_encoding(config["encoding"], self.head_dim, self._options(), config["translation_scale"])
         has_history = config["history"] == "ca"
         return CameraAttention(self._width(), heads, self.encoding, config["qk_norm"], has_history)

@@ -47,9 +47,12 @@ class CameraCondition:
         """References that take part as further frames."""
         return self.history if self.history_plan is None else None
 
-    def to(self, device: torch.device | str, **_: object) -> Self:
-        """The same condition on another device (models spread over devices move what they hand to a block)."""
-        if self.cameras.device == torch.device(device):
+    def to(self, device: torch.device | str | None, **_: object) -> Self:
+        """The same condition on another device (models spread over devices move what they hand to a block).
+
+        None is where it is, as for tensors: accelerate hands a whole model's arguments on like that.
+        """
+        if device is None or self.cameras.device == torch.device(device):
             return self
         names = ("plan", "features", "history", "history_plan")
         moved = {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
@@ -83,7 +86,7 @@ class CameraRotary(tuple[Tensor, Tensor]):
         """The rotary embedding alone."""
         return self[0], self[1]
 
-    def to(self, device: torch.device | str, **_: object) -> Self:
+    def to(self, device: torch.device | str | None, **_: object) -> Self:
         """The same on another device."""
         references = None if self.references is None else self.references.to(device)
         native = (self[0].to(device), self[1].to(device))
@@ -109,7 +112,7 @@ class CameraArgument:
     native: ClassVar[None] = None
     references: ClassVar[None] = None
 
-    def to(self, device: torch.device | str, **_: object) -> Self:
+    def to(self, device: torch.device | str | None, **_: object) -> Self:
         """The same on another device."""
         return replace(self, condition=self.condition.to(device))
 

@@ -5,11 +5,26 @@ from typing import Any
 
 from diffusers.models.modeling_utils import ModelMixin
 
+from merope.adapters.families.cogvideox import COGVIDEOX
+from merope.adapters.families.cosmos import COSMOS
 from merope.adapters.families.facts import Family
+from merope.adapters.families.hunyuan_video import HUNYUAN_VIDEO, HUNYUAN_VIDEO_15
+from merope.adapters.families.kandinsky5 import KANDINSKY5
+from merope.adapters.families.ltx2 import LTX2
+from merope.adapters.families.ltx_video import LTX_VIDEO
+from merope.adapters.families.skyreels import SKYREELS
+from merope.adapters.families.wan_animate import WAN_ANIMATE
 from merope.adapters.families.wan_family import WAN
+from merope.adapters.families.wan_vace import WAN_VACE
 from merope.errors import invalid
 
-FAMILIES: dict[str, Family] = {family.transformer: family for family in (WAN,)}
+FAMILIES: dict[str, Family] = {
+    family.transformer: family
+    for family in (
+        *(WAN, WAN_VACE, WAN_ANIMATE, SKYREELS, LTX_VIDEO, LTX2, HUNYUAN_VIDEO, HUNYUAN_VIDEO_15),
+        *(COGVIDEOX, COSMOS, KANDINSKY5),
+    )
+}
 """By the name of the transformer's class."""
 
 PAGE = "docs/bases.md"

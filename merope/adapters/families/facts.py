@@ -55,12 +55,12 @@ class Family:
     def patch(self, config: Mapping[str, Any]) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a token."""
         size = config["patch_size"]
-        return (config["patch_size_t"] or 1, size, size) if isinstance(size, int) else tuple(size)
+        return (config.get("patch_size_t") or 1, size, size) if isinstance(size, int) else tuple(size)
 
-    def heads(self, base: Mapping[str, Any]) -> tuple[int, int]:
+    def heads(self, base: Mapping[str, Any], compression: int) -> tuple[int, int]:
         """Number and channels of the heads in which a branch counts the width: wide ones, where they fill it."""
         count, dim = base["num_attention_heads"], base["attention_head_dim"]
-        return (count * dim // WIDE, WIDE) if dim < WIDE and count * dim % WIDE == 0 else (count, dim)
+        return (count, dim) if count * dim % (WIDE * compression) else (count * dim // WIDE, WIDE)
 
     def token_stride(self, config: Mapping[str, Any]) -> int:
         """RGB frames per frame of tokens: its camera is that of RGB frame `token_stride` · n."""

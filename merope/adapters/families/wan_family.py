@@ -21,7 +21,7 @@ class WanFamily(Family):
         """As version 0.1.0 wrote it, when there was no other family."""
         return {name: list(value) if isinstance(value := config[name], tuple) else value for name in RECORDED}
 
-    def heads(self, base: Mapping[str, Any]) -> tuple[int, int]:
+    def heads(self, base: Mapping[str, Any], compression: int) -> tuple[int, int]:
         """As many as the model's."""
         return base["num_attention_heads"], base["attention_head_dim"]
 
