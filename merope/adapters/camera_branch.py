@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import merope
 from merope.adapters.additive_wan import AdditiveAttention
-from merope.adapters.batching import check_frame_count, matched_batch
+from merope.adapters.batching import check_frame_count, check_whole_batch, matched_batch
 from merope.adapters.branch_config import (
     Blocks,
     CameraBranchConfig,
@@ -227,6 +227,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         batch, _, frames, height, width = latents.shape
         patch_frames, patch_rows, patch_columns = self.config["base"]["patch_size"]
         check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
+        if self.family.doubles_batch:
+            check_whole_batch(cameras, batch)
         cameras, times = matched_batch(cameras.to(latents.device), times, batch)
         if self._in_world:
             cameras = cameras.seen_from(cameras.origin())

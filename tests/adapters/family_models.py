@@ -129,7 +129,7 @@ def cogvideox(batch: int, noise: Noise) -> Inputs:
 
 def cogvideox_15(batch: int, noise: Noise) -> Inputs:
     """Two latent frames in a token, and the rotary embedding that the pipeline makes."""
-    phases = torch.linspace(0, 3, FRAMES * ROWS * COLUMNS * 24).reshape(-1, 24)
+    phases = torch.linspace(0, 3, FRAMES * ROWS * COLUMNS * 16).reshape(-1, 16)
     inputs = {**cogvideox(batch, noise), "hidden_states": noise(2 * FRAMES, 4, 2 * ROWS, 2 * COLUMNS)}
     return {**inputs, "image_rotary_emb": (phases.cos(), phases.sin())}
 
@@ -217,7 +217,15 @@ CASES = {
     "cogvideox": FamilyCase("CogVideoXTransformer3DModel", {**COG, **COG_SIZE}, cogvideox, has_joint_text=True),
     "cogvideox_15": FamilyCase(
         "CogVideoXTransformer3DModel",
-        {**COG, **COG_SIZE, "patch_size_t": 2, "use_rotary_positional_embeddings": True, "patch_bias": False},
+        {
+            **COG,
+            **COG_SIZE,
+            "num_attention_heads": 3,
+            "attention_head_dim": 16,
+            "patch_size_t": 2,
+            "use_rotary_positional_embeddings": True,
+            "patch_bias": False,
+        },
         cogvideox_15,
         has_joint_text=True,
     ),

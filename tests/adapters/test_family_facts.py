@@ -86,6 +86,17 @@ def test_calls_whose_tokens_are_not_those_of_cameras(name: str, change: dict[str
         output(transformer, {**inputs, **change}, cameras())
 
 
+@pytest.mark.parametrize("name", ["ltx_video", "ltx2", "cogvideox"])
+def test_clips_for_a_batch_that_guidance_doubled(name: str) -> None:
+    """Samples a and b lie as a b a b, but as a a b b where one prompt has two videos: only whole batches are taken."""
+    transformer, inputs = CASES[name].model(), CASES[name].arguments(batch=4)
+    attach(transformer, tiny_config())
+    output(transformer, inputs, cameras(batch=4))
+    output(transformer, inputs, cameras())
+    with pytest.raises(ValueError, match=r"of one clip or of a batch 4 for this model, got 2; with guidance"):
+        output(transformer, inputs, cameras(batch=2))
+
+
 def test_arguments_by_place() -> None:
     """The rotary embedding of CogVideoX carries the cameras, also where it is no keyword."""
     case = CASES["cogvideox_15"]

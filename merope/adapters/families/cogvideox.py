@@ -21,5 +21,8 @@ class CogVideoXFamily(Family):
 
 
 COGVIDEOX = CogVideoXFamily(
-    transformer="CogVideoXTransformer3DModel", models="CogVideoX 1.0 and 1.5", argument="image_rotary_emb"
+    transformer="CogVideoXTransformer3DModel",
+    models="CogVideoX 1.0 and 1.5",
+    argument="image_rotary_emb",
+    doubles_batch=True,
 )

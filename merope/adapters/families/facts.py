@@ -25,6 +25,7 @@ class Family:
     rope: module whose output goes to the self-attention of every block. Cameras travel on it.
     argument: in its place, an argument of the forward that goes to the self-attention of every block as it is.
     latent_stride: RGB frames per latent frame.
+    doubles_batch: its pipelines put both passes of guidance into one batch, one after the other.
     integrations, has_history: what of `CameraBranchConfig` its attention supports.
     recorded: fields of the model's config that a saved branch finds again in the model it is loaded into.
     """
@@ -37,6 +38,7 @@ class Family:
     rope: str = "rope"
     argument: str = ""
     latent_stride: int = LATENT_STRIDE
+    doubles_batch: bool = False
     integrations: tuple[str, ...] = ("parallel",)
     has_history: bool = False
     recorded: tuple[str, ...] = ("in_channels", "out_channels")

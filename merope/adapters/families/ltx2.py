@@ -20,4 +20,4 @@ class LTX2Family(PackedFamily):
         return super().video(arguments)
 
 
-LTX2 = LTX2Family(transformer="LTX2VideoTransformer3DModel", models="LTX-2", latent_stride=8)
+LTX2 = LTX2Family(transformer="LTX2VideoTransformer3DModel", models="LTX-2", latent_stride=8, doubles_batch=True)

@@ -31,4 +31,6 @@ class PackedFamily(Family):
         return tokens.unflatten(1, grid).movedim(-1, 1)
 
 
-LTX_VIDEO = PackedFamily(transformer="LTXVideoTransformer3DModel", models="LTX-Video", latent_stride=8)
+LTX_VIDEO = PackedFamily(
+    transformer="LTXVideoTransformer3DModel", models="LTX-Video", latent_stride=8, doubles_batch=True
+)
