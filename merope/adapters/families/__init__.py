@@ -40,7 +40,8 @@ def family_of(transformer: object) -> Family:
         fix = "pass pipe.transformer"
     elif isinstance(transformer, ModelMixin):
         fix = f'see "Add a base model" in {PAGE}'
-    raise invalid("transformer", f"one of {', '.join(FAMILIES)}", type(transformer).__name__, fix)
+    known = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
+    raise invalid("transformer", f"one of {known}", type(transformer).__name__, fix)
 
 
 def family_of_base(base: Mapping[str, Any]) -> Family:
