@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from merope.adapters.conditioning import CameraCondition, CameraRotary, attended_dtype
+from merope.adapters.conditioning import CAMERAS, HISTORY, TIMES, CameraCondition, CameraRotary, attended_dtype
 from merope.adapters.history import HistoryReferences, existing, tagged_phases, with_references, without_references
 from merope.attention.visible_cameras import Visibility
 from merope.encodings.tokens import Times
@@ -24,9 +24,6 @@ from merope.geometry.cameras import Cameras
 
 if TYPE_CHECKING:
     from merope.adapters.camera_branch import CameraBranch
-
-CAMERAS, TIMES, HISTORY = "cameras", "times", "history"
-"""Keys of `attention_kwargs` that are taken out before the transformer's own forward; others are left in."""
 
 ATTENTION_KWARGS = "attention_kwargs"
 

@@ -18,6 +18,9 @@ from merope.attention.visible_cameras import Visibility
 from merope.encodings.tokens import Times
 from merope.geometry.cameras import Cameras
 
+CAMERAS, TIMES, HISTORY = "cameras", "times", "history"
+"""Keys of `attention_kwargs` that are taken out before the transformer's own forward; others are left in."""
+
 
 @dataclass(frozen=True, eq=False)
 class CameraCondition:

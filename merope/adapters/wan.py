@@ -28,8 +28,8 @@ from torch.utils.hooks import RemovableHandle
 
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
-from merope.adapters.camera_input import CAMERAS, HISTORY, TIMES, CameraInput
-from merope.adapters.conditioning import CameraCondition, take_cameras_off
+from merope.adapters.camera_input import CameraInput
+from merope.adapters.conditioning import CAMERAS, HISTORY, TIMES, CameraCondition, take_cameras_off
 from merope.adapters.families import family_of
 from merope.adapters.history import HistoryReferences
 from merope.adapters.pipeline_branches import PipelineBranches, branch_folder, transformers_of
