@@ -91,11 +91,11 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
     @classmethod
     def for_transformer(cls, transformer: ModelMixin, config: CameraBranchConfig) -> Self:
         """A fresh branch that fits a transformer; not attached yet."""
-        family, options = family_of(transformer), asdict(config)
+        options = asdict(config)
         options["base_model"] = config.base_model or str(transformer.config.get("_name_or_path") or "")
-        options["latent_stride"] = family.token_stride(transformer.config)
+        options["latent_stride"] = family_of(transformer).token_stride(transformer.config)
         with transformer.device:  # large branches are made where they will live
-            return cls(base=family.base(transformer.config), **options)
+            return cls(base=base_fields(transformer), **options)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
@@ -240,3 +240,8 @@ def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCo
     times = joint_times(video.times, video.cameras.count, references)
     cameras = joined(video.cameras, references.posed)
     return replace(video, cameras=cameras, times=times, history=references)
+
+
+def base_fields(transformer: ModelMixin) -> dict[str, Any]:
+    """What must agree between a branch and its base model."""
+    return family_of(transformer).base(transformer.config)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers.models.modeling_utils import ModelMixin
 
-from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.camera_branch import CameraBranch, base_fields
 from merope.adapters.families import family_of, family_of_base
 from merope.errors import invalid
 
@@ -48,7 +48,7 @@ def check_base(config: Mapping[str, Any], transformer: ModelMixin) -> None:
         fix = "pass a folder that branch.save_pretrained wrote"
         raise invalid("config.json", "that of a camera branch", f"one of {config.get('_class_name')}", fix)
     family, made_for_family = family_of(transformer), family_of_base(config["base"])
-    here = family.base(transformer.config)
+    here = base_fields(transformer)
     differences = [f"a {made_for_family.transformer} there, a {family.transformer} here"] * (family != made_for_family)
     differences += [
         f"{name} {made_for} there, {here.get(name)} here"
