@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_models import CASES, FRAMES, FamilyCase, output, sample_of
+from family_models import CASES, COLUMNS, FRAMES, ROWS, FamilyCase, output, sample_of
 from scenes import PINHOLE, random_poses
 from torch import Tensor
 from wan_models import cameras, perturb, tiny_config
@@ -74,6 +74,25 @@ def test_the_world_frame_has_no_effect_and_clips_of_a_batch_do_not_meet(case: Fa
             assert (alone[0] - together[clip]).abs().max() < case.batch_error
 
 
+def test_tokens_lie_as_cameras_do(case: FamilyCase) -> None:
+    """Frame by frame, row by row: a patch of latents that changes is the one token of self-attention that changes."""
+    family, transformer, inputs = FAMILIES[case.kind], case.model(), case.arguments()
+    patch, seen = family.base(transformer.config)["patch_size"], []
+    attn = transformer.get_submodule(f"{family.blocks}.0.{family.attention}")
+    attn.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+    frame, row, column = place = (1, 1, 2)
+    changed = {**inputs, "hidden_states": inputs["hidden_states"].clone()}
+    family.video(changed)[:, :, *(size * index for size, index in zip(patch, place, strict=True))] += 1.0
+    with torch.no_grad():
+        output(transformer, inputs)
+        output(transformer, changed)
+    assert seen[0].shape[1] == FRAMES * ROWS * COLUMNS
+    differ = (seen[0] != seen[1]).any(-1).any(0).nonzero().flatten().tolist()
+    assert differ == [(frame * ROWS + row) * COLUMNS + column]
+
+
 def test_checkpointing_is_exact_with_two_forwards_under_way(case: FamilyCase) -> None:
     def gradients(checkpoints: bool) -> list[Tensor]:
         transformer, inputs = case.model().train(), case.arguments()
@@ -86,13 +105,15 @@ def test_checkpointing_is_exact_with_two_forwards_under_way(case: FamilyCase) ->
     assert all(torch.equal(saved, plain) for saved, plain in zip(gradients(True), gradients(False), strict=True))
 
 
-def test_saved_branches_and_cameras_around_a_call(case: FamilyCase, tmp_path: Path) -> None:
+def test_saved_branches_and_all_ways_to_give_cameras(case: FamilyCase, tmp_path: Path) -> None:
     transformer, inputs = case.model(), case.arguments()
     branch = perturb(attach(transformer, tiny_config()))
     with torch.no_grad():
         expected = output(transformer, inputs, TWO)
         with merope.cameras(transformer, TWO):
             assert torch.equal(output(transformer, inputs), expected)
+        ready = branch.prepare(TWO, FAMILIES[case.kind].video(inputs))
+        assert torch.equal(output(transformer, inputs, ready), expected)
         branch.save_pretrained(tmp_path)
         detach(transformer)
         assert load_branch(transformer, tmp_path).config["latent_stride"] == branch.config["latent_stride"]

@@ -75,10 +75,18 @@ def test_reference_images_of_vace_are_frames_without_a_camera() -> None:
 
 
 def test_diffusion_forcing_of_skyreels() -> None:
-    """One noise level per frame, and blocks of frames that see no later ones."""
+    """Asynchronous: one noise level per frame, and blocks of frames that see no later ones."""
     transformer = model("skyreels")
     pipe = diffusers.SkyReelsV2DiffusionForcingPipeline(None, None, transformer, wan_vae(), unipc())
-    call = {**SIZE, **PROMPT, "prompt": None, "num_frames": 13, "base_num_frames": 13, "causal_block_size": 2}
+    call = {
+        **SIZE,
+        **PROMPT,
+        "prompt": None,
+        "num_frames": 13,
+        "base_num_frames": 13,
+        "causal_block_size": 2,
+        "ar_step": 1,
+    }
     base, _ = sampled(pipe, call), attached(pipe)
     steered = sampled(pipe, {**call, "attention_kwargs": {"cameras": cameras(4)}})
     assert transformer.config.num_frame_per_block == 2
