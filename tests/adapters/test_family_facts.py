@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -12,6 +13,7 @@ from accelerate import cpu_offload
 from family_models import CASES, output, wan_like
 from wan_models import cameras, perturb, tiny_config, tiny_wan
 
+import merope
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.families import FAMILIES
 from merope.adapters.wan import attach, detach, load_branch
@@ -119,15 +121,40 @@ def test_arguments_with_cameras_pass_through_offloading(name: str) -> None:
         assert torch.equal(output(transformer, inputs, cameras()), expected)
 
 
+def example_below(heading: str) -> str:
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return str(code)
+
+
+def test_the_page_shows_how_to_train_a_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an LTX whose branch has one head of 128. The branch learns, and the base stays."""
+    case, clips = CASES["ltx_video"], cameras(batch=2)
+    sizes = {"num_attention_heads": 8, "attention_head_dim": 64, "cross_attention_dim": 512}
+    transformer = replace(case, config={**case.config, **sizes}).model()
+    inputs, before = case.arguments(), {name: weight.clone() for name, weight in transformer.state_dict().items()}
+    names = ("hidden_states", "encoder_hidden_states", "encoder_attention_mask")
+    size = {name: inputs[name] for name in ("num_frames", "height", "width")}
+    made = {"merope": merope, "torch": torch, "pipe": SimpleNamespace(transformer=transformer)}
+    monkeypatch.chdir(tmp_path)
+    exec(
+        example_below("Train a branch of another base"),
+        {**made, "batches": [(*(inputs[n] for n in names), size, clips)]},
+    )
+    trained = detach(transformer)
+    assert all(torch.equal(weight, before[name]) for name, weight in transformer.state_dict().items())
+    assert all(bool(processor.cam_out.weight.any()) for processor in trained.processors().values())
+    loaded = load_branch(transformer, "my-ltx-branch")
+    assert torch.equal(loaded.processors()[1].cam_out.weight, trained.processors()[1].cam_out.weight)
+
+
 def test_the_page_shows_how_to_add_a_base_model() -> None:
     """Its example, ConsisID, on a tiny model."""
-    section = PAGE.split("\n## Add a base model\n")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     case = replace(CASES["cogvideox"], kind="ConsisIDTransformer3DModel")
     transformer, inputs = case.model(), case.arguments()
     base = output(transformer, inputs)
     try:
-        exec(code, {})
+        exec(example_below("Add a base model"), {})
         branch = attach(transformer, tiny_config())
         assert torch.equal(output(transformer, inputs, cameras()), base)
         perturb(branch)
