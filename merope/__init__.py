@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from merope.adapters.branch_config import CameraBranchConfig
     from merope.adapters.camera_branch import CameraBranch
     from merope.adapters.history import HistoryReferences
-    from merope.adapters.wan import attach, attached_branch, detach, load_branch
+    from merope.adapters.wan import attach, attached_branch, cameras, detach, load_branch
     from merope.generate.camera_video import CameraVideoPipeline
     from merope.generate.history_frames import HistoryFrames
 
@@ -35,6 +35,7 @@ _NEEDS_DIFFUSERS = {
     "HistoryReferences": "merope.adapters.history",
     "attach": "merope.adapters.wan",
     "attached_branch": "merope.adapters.wan",
+    "cameras": "merope.adapters.wan",
     "detach": "merope.adapters.wan",
     "load_branch": "merope.adapters.wan",
 }
@@ -66,6 +67,7 @@ __all__ = [
     "attach",
     "attached_branch",
     "attend",
+    "cameras",
     "detach",
     "encoding",
     "load_branch",

@@ -1,11 +1,12 @@
 """The CameraCtrl-style baseline in Wan's blocks: ray features added before the query and key projections."""
 
+from typing import Any
+
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor
 
 from merope.adapters.camera_attention import CameraProcessor
-from merope.adapters.conditioning import CameraRotary
+from merope.adapters.conditioning import Carrier
 from merope.adapters.rerope import rotated
 from merope.encodings.additive import AdditiveCamera, AdditiveFeatures
 
@@ -17,8 +18,10 @@ class AdditiveAttention(CameraProcessor):
         super().__init__()
         self.cam_add = AdditiveCamera(features, width)
 
-    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
+    def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Tensor:
+        assert cameras.native is not None
         assert cameras.condition.features is not None
+        _, mask, _ = args  # of Wan: text, mask, rotary embedding
         seen = self.cam_add(hidden, cameras.condition.features)
         query, key, value = attn.norm_q(attn.to_q(seen)), attn.norm_k(attn.to_k(seen)), attn.to_v(hidden)
         q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))

@@ -19,6 +19,17 @@ def check_frame_count(cameras: Cameras, latent_frames: int, latent_stride: int) 
     raise invalid("cameras", f"one per latent frame, {latent_frames}", cameras.count, fix)
 
 
+def check_whole_batch(cameras: Cameras, batch: int) -> None:
+    """For models whose pipelines put both passes of guidance into one batch: one clip, or one per sample.
+
+    The passes follow each other (a b a b), where several videos of a prompt are neighbours (a a b b).
+    """
+    clips = cameras.world_from_camera.shape[0] if cameras.world_from_camera.ndim == 4 else 1
+    if clips not in (1, batch):
+        fix = "with guidance, its pipelines double the batch: pass all clips twice in a row, or one clip a call"
+        raise invalid("cameras", f"of one clip or of a batch {batch} for this model", clips, fix)
+
+
 def matched_batch(cameras: Cameras, times: Times | None, batch: int) -> tuple[Cameras, Times | None]:
     """Cameras (and times) for a batch of latents: shared, one clip per sample, or each clip for n neighbours."""
     clips = cameras.world_from_camera.shape[0] if cameras.world_from_camera.ndim == 4 else 1

@@ -28,7 +28,7 @@ Blocks = Literal["alternating", "every", "peak"] | list[int] | tuple[int, ...]
 
 @dataclass(frozen=True)
 class CameraBranchConfig:
-    """How cameras enter a Wan transformer.
+    """How cameras enter a video transformer.
 
     encoding, encoding_options: name and options of `merope.encoding`; head_dim follows from the model. For additive
         conditioning "plucker", "origin_direction" or "latitude_up" and the options of `merope.RayFeatures`.

@@ -4,10 +4,9 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import torch
-from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor, nn
 
-from merope.adapters.conditioning import CameraCondition, CameraRotary
+from merope.adapters.conditioning import CameraCondition, Carrier, taken_off
 from merope.adapters.history import HistoryAttention
 from merope.attention.dispatch import attend
 from merope.attention.plan import AttentionPlan
@@ -29,23 +28,34 @@ class CameraProcessor(nn.Module, ABC):
         super().__init__()
         self.base: Any = None  # set when the processor takes its place
 
+    def take_place_of(self, base: Any) -> None:
+        """Stand in for another processor. Attention layers hand on what its signature names, and they read it here."""
+        self.base = base
+        self.__dict__["__call__"] = base.__call__
+
+    def give_place_back(self) -> Any:
+        """The processor that was here before."""
+        base, self.base = self.base, None
+        del self.__dict__["__call__"]
+        return base
+
     def forward(
         self,
-        attn: WanAttention,
+        attn: nn.Module,
         hidden_states: Tensor,  # [B, N, width]
-        encoder_hidden_states: None = None,
-        attention_mask: Tensor | None = None,
-        rotary_emb: CameraRotary | None = None,
-    ) -> Tensor:  # [B, N, width]
-        """What diffusers calls in place of Wan's own processor. The cameras come with the rotary embedding."""
-        if not isinstance(rotary_emb, CameraRotary):  # of blocks that run alone, or began before `attach`
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:  # as `base` returns it
+        """What diffusers calls in place of the model's own processor. One of its arguments carries the cameras."""
+        cameras, args, kwargs = taken_off(args, kwargs)
+        if cameras is None:  # of blocks that run alone, or began before `attach`
             fix = "call the whole transformer, and attach no branch while it runs"
-            raise invalid("rotary_emb", "with cameras", type(rotary_emb).__name__, fix)
-        return self.output(attn, hidden_states, attention_mask, rotary_emb)
+            raise invalid("the arguments of self-attention", "with cameras", "none with them", fix)
+        return self.output(attn, hidden_states, cameras, *args, **kwargs)
 
     @abstractmethod
-    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
-        """Self-attention of a block that knows its cameras: [B, N, width] -> [B, N, width]."""
+    def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Any:
+        """Self-attention of a block that knows its cameras: video [B, N, width], and text where attention is joint."""
 
     @property
     def _attention_backend(self) -> Any:
@@ -67,11 +77,12 @@ class CameraProcessor(nn.Module, ABC):
 
 
 class CameraAttention(CameraProcessor):
-    """Wan's self-attention plus the camera branch, both on the modulated input, before the block's gate.
+    """The block's self-attention plus the camera branch, both on the modulated input, before the block's gate.
 
     out = SelfAttn(x) + W_out · attend(W_q x, W_k x, W_v x; U), with W_out zero at first, so that the block is unchanged
-    until it learns (paper, Section 3.4; where the branch stands follows UCPE, Zhang et al. 2026). The names of the
-    layers share no suffix with Wan's, so that LoRA finds only the base model's.
+    until it learns (paper, Section 3.4; where the branch stands follows UCPE, Zhang et al. 2026). Text tokens of joint
+    attention have no camera: they take no part in the branch. The names of the layers share no suffix with those of
+    base models, so that LoRA finds only the latter.
     """
 
     def __init__(
@@ -95,10 +106,13 @@ class CameraAttention(CameraProcessor):
         nn.init.zeros_(self.cam_out.weight)
         nn.init.zeros_(self.cam_out.bias)
 
-    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
-        out: Tensor = self.base(attn, hidden, None, mask, cameras.native)
-        out = out + self.camera_output(hidden, cameras.condition)
-        return out if self.cam_history is None else out + self.history_output(hidden, cameras)
+    def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Any:
+        out = self.base(attn, hidden, *args, **kwargs)
+        video, *text = out if isinstance(out, tuple) else (out,)
+        video = video + self.camera_output(hidden, cameras.condition)
+        if self.cam_history is not None:
+            video = video + self.history_output(hidden, cameras)
+        return (video, *text) if isinstance(out, tuple) else video
 
     def camera_output(
         self,
@@ -134,7 +148,7 @@ class CameraAttention(CameraProcessor):
     def history_output(
         self,
         hidden: Tensor,  # [B, N, width]
-        cameras: CameraRotary,
+        cameras: Carrier,
     ) -> Tensor:  # [B, N, width]
         """What retrieved references add to the block, in the dtype of hidden."""
         assert self.cam_history is not None
@@ -152,7 +166,9 @@ class CameraAttention(CameraProcessor):
             return condition.plan
         assert self.cam_depth is not None
         content = self.cam_depth(x)
-        plan = self.encoding.plan(condition.cameras, condition.grid, times=condition.times, content=content)
+        plan = self.encoding.plan(
+            condition.cameras, condition.grid, times=condition.times, content=content, sees=condition.sees
+        )
         return plan.to(dtype=plan_dtype(x))
 
     def _computed(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""CameraBranch: all that camera control adds to a Wan transformer, as one model that is saved and loaded on its own."""
+"""CameraBranch: all that camera control adds to a transformer, as one model that is saved and loaded on its own."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -7,12 +7,11 @@ from typing import Any, Self
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
-from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 
 import merope
 from merope.adapters.additive_wan import AdditiveAttention
-from merope.adapters.batching import check_frame_count, matched_batch
+from merope.adapters.batching import check_frame_count, check_whole_batch, matched_batch
 from merope.adapters.branch_config import (
     Blocks,
     CameraBranchConfig,
@@ -25,10 +24,12 @@ from merope.adapters.branch_config import (
 )
 from merope.adapters.camera_attention import CameraAttention, CameraProcessor, QKNorm, plan_dtype
 from merope.adapters.conditioning import CameraCondition, FrameShare, attended_dtype
+from merope.adapters.families import family_of, family_of_base
 from merope.adapters.history import HistoryPath, HistoryReferences, check_rotary_times, existing, joined, joint_times
 from merope.adapters.rerope import Bands, CarvedAttention, check_carve
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Visibility
 from merope.encodings.additive import AdditiveFeatures
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Times
@@ -36,21 +37,6 @@ from merope.errors import invalid
 from merope.geometry.cameras import LATENT_STRIDE, Cameras
 
 POSE_CONVENTION = "world_from_camera (camera-to-world), OpenCV axes (x right, y down, z forward), metres"
-
-RGB_CHANNELS = 3
-"""Of a model of pixels, whose latent frames are the RGB frames themselves; Wan's VAEs make more channels."""
-
-BASE_FIELDS = (
-    "num_layers",
-    "num_attention_heads",
-    "attention_head_dim",
-    "ffn_dim",
-    "patch_size",
-    "in_channels",
-    "out_channels",
-    "text_dim",
-)
-"""What a saved branch remembers of its base model's config and finds again in the one it is loaded into."""
 
 
 class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers' own mixins disagree on a field
@@ -63,7 +49,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
-        base: dict[str, Any],  # BASE_FIELDS of the transformer's config
+        base: dict[str, Any],  # what the family says must agree with the transformer
         encoding: str = "merope",
         encoding_options: dict[str, Any] | None = None,
         integration: Integration = "parallel",
@@ -81,9 +67,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         super().__init__()
         indices = block_indices(blocks, base["num_layers"])
         self.register_to_config(blocks=indices, merope_version=merope_version or merope.__version__)
-        if history is not None and base["patch_size"][0] != 1:
-            fix = "use a model whose tokens span one latent frame"
-            raise invalid("history", "None for a patch of several frames", repr(history), fix)
+        self.family = family_of_base(base)
+        self._check_supported(integration, history)
         self.time_limit: int | None = None  # frames that the base model's rotary table holds; known once attached
         self.frame_share: Callable[[int], FrameShare] | None = None  # of a clip's latent frames; set where ranks share
         self.encoding: Encoding | None = None
@@ -91,15 +76,26 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         build = {"parallel": self._parallel, "rerope": self._carved, "additive": self._additive}[integration]
         self.camera_blocks = nn.ModuleDict({str(index): build() for index in indices})
 
+    def _check_supported(self, integration: Integration, history: HistoryPath | None) -> None:
+        """Refuse what the base model's attention does not take."""
+        if integration not in self.family.integrations:
+            expected = f"one of {list(self.family.integrations)} for {self.family.transformer}"
+            raise invalid("integration", expected, repr(integration), "the others rewrite Wan's own attention")
+        if history is not None and not self.family.has_history:
+            fix = "retrieved references need Wan's patches and times; leave history out"
+            raise invalid("history", f"None for {self.family.transformer}", repr(history), fix)
+        if history is not None and self.config["base"]["patch_size"][0] != 1:
+            fix = "use a model whose tokens span one latent frame"
+            raise invalid("history", "None for a patch of several frames", repr(history), fix)
+
     @classmethod
-    def for_transformer(cls, transformer: WanTransformer3DModel, config: CameraBranchConfig) -> Self:
+    def for_transformer(cls, transformer: ModelMixin, config: CameraBranchConfig) -> Self:
         """A fresh branch that fits a transformer; not attached yet."""
         options = asdict(config)
         options["base_model"] = config.base_model or str(transformer.config.get("_name_or_path") or "")
-        base = base_fields(transformer)
-        options["latent_stride"] = 1 if base["in_channels"] == RGB_CHANNELS else LATENT_STRIDE
+        options["latent_stride"] = family_of(transformer).token_stride(transformer.config)
         with transformer.device:  # large branches are made where they will live
-            return cls(base=base, **options)
+            return cls(base=base_fields(transformer), **options)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
@@ -113,10 +109,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         return loaded
 
     def _parallel(self) -> CameraProcessor:
-        config, base = self.config, self.config["base"]
-        heads, self.head_dim = branch_heads(
-            base["num_attention_heads"], base["attention_head_dim"], config["compression"]
-        )
+        config = self.config
+        of_base = self.family.heads(config["base"], config["compression"])
+        heads, self.head_dim = branch_heads(*of_base, config["compression"])
         self.encoding = make_encoding(config["encoding"], self.head_dim, self._options(), config["translation_scale"])
         has_history = config["history"] == "ca"
         return CameraAttention(self._width(), heads, self.encoding, config["qk_norm"], has_history)
@@ -153,14 +148,15 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         latents: Tensor,  # [B, channels, T, H, W]
         times: Times | None = None,  # [V] or [b, V] latent frames
         history: HistoryReferences | None = None,
+        sees: Visibility | None = None,
     ) -> CameraCondition:
         """Cameras, and retrieved references, made ready for latents of this shape, device and precision.
 
         `attention_kwargs={"cameras": …}` takes the result in place of the cameras. A clip without a batch serves every
         sample. Where a batch of b clips meets B = n·b latents, each clip serves n neighbouring samples, as
-        `num_videos_per_prompt` of diffusers' pipelines lays them out.
+        `num_videos_per_prompt` of diffusers' pipelines lays them out. `sees`: for a model whose frames do not see all.
         """
-        located = self.located(cameras, latents, times)
+        located = replace(self.located(cameras, latents, times), sees=sees)
         references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
             located = _appended(located, references)
@@ -172,7 +168,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
             return located
         if self.frame_share is not None:
             return self._shared(located, latents, self.frame_share(located.cameras.count))
-        plan = self.encoding.plan(located.cameras, located.grid, times=located.times)
+        plan = self.encoding.plan(located.cameras, located.grid, times=located.times, sees=sees)
         located = replace(located, plan=self._ready(plan, latents))
         if references is None or located.history is not None:
             return located
@@ -231,6 +227,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         batch, _, frames, height, width = latents.shape
         patch_frames, patch_rows, patch_columns = self.config["base"]["patch_size"]
         check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
+        if self.family.doubles_batch:
+            check_whole_batch(cameras, batch)
         cameras, times = matched_batch(cameras.to(latents.device), times, batch)
         if self._in_world:
             cameras = cameras.seen_from(cameras.origin())
@@ -244,7 +242,6 @@ def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCo
     return replace(video, cameras=cameras, times=times, history=references)
 
 
-def base_fields(transformer: WanTransformer3DModel) -> dict[str, Any]:
+def base_fields(transformer: ModelMixin) -> dict[str, Any]:
     """What must agree between a branch and its base model."""
-    values = {name: getattr(transformer.config, name) for name in BASE_FIELDS}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return family_of(transformer).base(transformer.config)

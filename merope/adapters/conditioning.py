@@ -1,35 +1,25 @@
-"""How cameras reach the blocks of a Wan transformer: with the rotary embedding that every block is given anyway.
+"""Cameras made ready, and what carries them to the blocks of a transformer: an argument that every block gets anyway.
 
-Wan's forward drops `attention_kwargs`, so a hook before it takes the cameras out and a hook behind its `rope` module
-hands them on. From there they are an *argument* of every block: whatever runs a block again (gradient checkpointing of
-any kind, with any number of forwards before the backward) runs it with the cameras of its own forward, and
-torch.compile sees plain tensor inputs. Nothing is kept on the side while blocks run.
+So they are an *argument* of every block: whatever runs a block again (gradient checkpointing of any kind, with any
+number of forwards before the backward) runs it with the cameras of its own forward, and torch.compile sees plain tensor
+inputs. Nothing is kept on the side while blocks run.
 """
 
-import copy
-import difflib
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from merope.adapters.history import HistoryReferences, existing, tagged_phases, with_references, without_references
+from merope.adapters.history import HistoryReferences
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Visibility
 from merope.encodings.tokens import Times
-from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-
-if TYPE_CHECKING:
-    from merope.adapters.camera_branch import CameraBranch
 
 CAMERAS, TIMES, HISTORY = "cameras", "times", "history"
 """Keys of `attention_kwargs` that are taken out before the transformer's own forward; others are left in."""
-
-ATTENTION_KWARGS_POSITION = 5
-"""Of WanTransformer3DModel.forward; diffusers itself reads it by name only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +32,7 @@ class CameraCondition:
         and `plan` is for these queries and all keys.
     history: retrieved references of every sample. History "ca" has a `history_plan` of video tokens and references;
         with history "sa" the references stand behind the video in `cameras`, `times` and `plan`.
+    sees: which cameras `plan` lets each camera see, None: all.
     """
 
     cameras: Cameras  # [V] for all samples, or [B, V]
@@ -52,15 +43,19 @@ class CameraCondition:
     gather: Callable[[Tensor, int], Tensor] | None = None
     history: HistoryReferences | None = None
     history_plan: AttentionPlan | None = None
+    sees: Visibility | None = None
 
     @property
     def appended(self) -> HistoryReferences | None:
         """References that take part as further frames."""
         return self.history if self.history_plan is None else None
 
-    def to(self, device: torch.device | str, **_: object) -> Self:
-        """The same condition on another device (models spread over devices move what they hand to a block)."""
-        if self.cameras.device == torch.device(device):
+    def to(self, device: torch.device | str | None, **_: object) -> Self:
+        """The same condition on another device (models spread over devices move what they hand to a block).
+
+        None is where it is, as for tensors: accelerate hands a whole model's arguments on like that.
+        """
+        if device is None or self.cameras.device == torch.device(device):
             return self
         names = ("plan", "features", "history", "history_plan")
         moved = {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
@@ -68,7 +63,7 @@ class CameraCondition:
 
 
 class CameraRotary(tuple[Tensor, Tensor]):
-    """Wan's rotary embedding (cos, sin) [1, N, 1, head_dim] with cameras on it. Blocks without a branch see the tuple.
+    """A rotary embedding (cos, sin), Wan's [1, N, 1, head_dim], with cameras. Blocks without a branch see the tuple.
 
     condition: of the cameras.
     references: [B, R·P, width] tokens that history "ca" looks at, or None.
@@ -94,7 +89,7 @@ class CameraRotary(tuple[Tensor, Tensor]):
         """The rotary embedding alone."""
         return self[0], self[1]
 
-    def to(self, device: torch.device | str, **_: object) -> Self:
+    def to(self, device: torch.device | str | None, **_: object) -> Self:
         """The same on another device."""
         references = None if self.references is None else self.references.to(device)
         native = (self[0].to(device), self[1].to(device))
@@ -112,202 +107,38 @@ class FrameShare(Protocol):
         """The tokens of all ranks along a dimension that holds those of this one."""
 
 
-@dataclass(eq=False)
-class _Forward:
-    """What the hooks of one forward tell each other."""
+@dataclass(frozen=True, eq=False)
+class CameraArgument:
+    """In the place of an argument that the caller left out: nothing but cameras."""
 
-    condition: CameraCondition | None = None
-    embed: nn.Module | None = None  # makes tokens of the references, on the way to the blocks
-    extra_frames: int = 0  # to be dropped from the output
+    condition: CameraCondition
+    native: ClassVar[None] = None
+    references: ClassVar[None] = None
 
-
-class _OfThread(threading.local):
-    """Threads that share a transformer have a forward under way each, and cameras of their own."""
-
-    def __init__(self) -> None:
-        self.forward = _Forward()
-        self.kept: tuple[tuple[object, ...], CameraCondition] | None = None
+    def to(self, device: torch.device | str | None, **_: object) -> Self:
+        """The same on another device."""
+        return replace(self, condition=self.condition.to(device))
 
 
-class CameraInput:
-    """The hooks of a transformer with a camera branch.
-
-    Cameras come made ready by `branch.prepare`, or as they are. A pipeline that does not know merope passes the same
-    `Cameras` in every denoising step: each thread keeps what was made of its last ones, see `_identity`.
-    """
-
-    def __init__(self, branch: "CameraBranch") -> None:
-        self.branch = branch
-        self._threads, self._traced = _OfThread(), _Forward()
-        self._running: set[threading.Thread] = set()
-        self._entering, self._is_closed = threading.Lock(), False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "CameraInput":
-        memo[id(self)] = fresh = CameraInput(self.branch)
-        fresh.branch = copy.deepcopy(self.branch, memo)
-        return fresh
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as new hooks of the same branch."""
-        return CameraInput, (self.branch,)
-
-    @property
-    def _underway(self) -> _Forward:
-        """The forward under way; a graph has its own, because torch.compile does not trace what belongs to threads."""
-        return self._traced if torch.compiler.is_compiling() else self._threads.forward
-
-    def before_forward(
-        self, transformer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Forward pre-hook of the transformer: take cameras and history out of `attention_kwargs`."""
-        latents = args[0] if args else kwargs["hidden_states"]
-        if len(args) > ATTENTION_KWARGS_POSITION:
-            fix = "pass attention_kwargs by name"
-            raise invalid("attention_kwargs", "a keyword argument", "a positional one", fix)
-        given = dict(kwargs.get("attention_kwargs") or {})
-        cameras, times = given.pop(CAMERAS, None), given.pop(TIMES, None)
-        history = given.pop(HISTORY, None)
-        _check_spelling(given)
-        condition = self.condition(cameras, latents, times, history)
-        if condition is cameras:
-            _check_ready(condition, latents, transformer.config.patch_size)
-        underway = self._underway
-        underway.condition, underway.embed, underway.extra_frames = condition, None, 0
-        if condition.appended is not None:
-            underway.extra_frames = condition.appended.count
-            args, kwargs = with_references(args, kwargs, condition.appended, transformer.config.patch_size)
-        elif condition.history is not None:
-            underway.embed = transformer.patch_embedding  # offloaded weights are not on the device before the forward
-        if not torch.compiler.is_compiling():
-            self._enter()
-        return args, {**kwargs, "attention_kwargs": given}
-
-    def after_rope(self, rope: nn.Module, args: tuple[Any, ...], native: tuple[Tensor, Tensor]) -> CameraRotary:
-        """Forward hook of the rotary embedding: hand the cameras to the blocks."""
-        underway = self._underway
-        condition, embed = underway.condition, underway.embed
-        underway.condition = underway.embed = None
-        if condition is None:
-            fix = "call the transformer, not its parts"
-            raise invalid(CAMERAS, "given before the rotary embedding runs", None, fix)
-        if condition.appended is not None:
-            native = tagged_phases(rope, native, condition.appended)
-        references = None
-        if embed is not None and condition.history is not None:
-            latents: Tensor = args[0]  # what the rotary embedding is asked about
-            references = embed(condition.history.latents.to(latents)).flatten(2).transpose(1, 2)
-        return CameraRotary((native[0], native[1]), condition, references)
-
-    def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Forward hook of the transformer, also after an error: drop what came out for the references."""
-        if not torch.compiler.is_compiling():
-            self._running.discard(threading.current_thread())
-        extra_frames = self._underway.extra_frames
-        return without_references(output, extra_frames) if extra_frames and output is not None else output
-
-    def _enter(self) -> None:
-        """A forward begins in this thread."""
-        with self._entering:
-            if self._is_closed:
-                raise invalid("the camera branch", "attached", "one that another thread has detached", "run it again")
-            self._running.add(threading.current_thread())
-
-    def close(self) -> None:
-        """Let no further forward begin. Refused while another thread is in one: its last blocks would lose cameras."""
-        here = threading.current_thread()  # of which Ctrl-C may have ended a forward without a word
-        with self._entering:
-            busy = [thread.name for thread in self._running if thread is not here and thread.is_alive()]
-            if busy:
-                fix = "wait for its end, then detach"
-                raise invalid("transformer", "at rest while its branch is detached", f"a forward in {busy[0]}", fix)
-            self._is_closed = True
-
-    def condition(
-        self,
-        cameras: Cameras | CameraCondition | None,
-        latents: Tensor,  # [B, channels, T, H, W]
-        times: Times | None,
-        history: HistoryReferences | None = None,
-    ) -> CameraCondition:
-        """What came made ready, or the condition of these cameras and references: kept from the last step, or new."""
-        if isinstance(cameras, CameraCondition):
-            for name, value in ((TIMES, times), (HISTORY, history)):
-                if value is not None:
-                    fix = f"pass {name} to branch.prepare"
-                    raise invalid(f'attention_kwargs["{name}"]', "left out with cameras made ready", value, fix)
-            return cameras
-        if not isinstance(cameras, Cameras):
-            expected = "merope.Cameras: the transformer has a camera branch"
-            got = None if cameras is None else type(cameras).__name__
-            fix = "pass Cameras(world_from_camera, lens); merope.detach gives the base model"
-            raise invalid(f'attention_kwargs["{CAMERAS}"]', expected, got, fix)
-        if torch.compiler.is_compiling():
-            fix = "make them ready outside the compiled call: branch.prepare(cameras, latents)"
-            raise invalid(f'attention_kwargs["{CAMERAS}"]', "a CameraCondition under torch.compile", "Cameras", fix)
-        identity, kept = _identity(cameras, latents, times, existing(history)), self._threads.kept
-        if identity is not None and kept is not None and kept[0] == identity:
-            return kept[1]
-        condition = self.branch.prepare(cameras, latents, times, history)
-        self._threads.kept = None if identity is None else (identity, condition)
-        return condition
+Carrier = CameraRotary | CameraArgument
 
 
-def _check_spelling(others: Iterable[str]) -> None:
-    """Refuse keys that are nearly ours: Wan's forward ignores all it does not know, and so would a lost history be."""
-    if torch.compiler.is_compiling():
-        return
-    for name in others:
-        near = difflib.get_close_matches(name, (CAMERAS, TIMES, HISTORY), n=1)
-        if near:
-            raise invalid(f'attention_kwargs["{name}"]', "a known key", repr(name), f"did you mean {near[0]!r}?")
+def taken_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Carrier | None, tuple[Any, ...], dict[str, Any]]:
+    """What carries cameras among arguments, None if nothing does, and the arguments as the base model knows them."""
+    found = [value for value in (*args, *kwargs.values()) if isinstance(value, Carrier)]
+    plain = tuple(value.native if isinstance(value, Carrier) else value for value in args)
+    named = {name: value.native if isinstance(value, Carrier) else value for name, value in kwargs.items()}
+    return (found[0] if found else None), plain, named
 
 
-def _check_ready(
-    condition: CameraCondition,
-    latents: Tensor,  # [B, channels, T, H, W]
-    patch: tuple[int, int, int],
-) -> None:
-    """Refuse cameras made ready for latents of another shape: where they have as many tokens, nothing else would."""
-    if condition.gather is not None or torch.compiler.is_compiling():  # some frames only; or sizes may be symbols
-        return
-    references = 0 if condition.appended is None else condition.appended.count
-    made_for = (condition.cameras.count - references, *condition.grid)
-    here = tuple(size // step for size, step in zip(latents.shape[2:], patch, strict=True))
-    if made_for != here:
-        fix = "call branch.prepare(cameras, latents) with latents of this shape"
-        raise invalid("cameras made ready", f"for tokens (frames, rows, columns) {here}", made_for, fix)
-
-
-def _identity(
-    cameras: Cameras, latents: Tensor, times: Times | None, history: HistoryReferences | None
-) -> tuple[object, ...] | None:
-    """What must be the same for a kept condition to be used again; None where none may be kept.
-
-    Cameras and history are compared as objects. Version counters tell of tensors that were edited in place. Tensors of
-    inference mode have none. The graph of poses that want gradients belongs to one backward pass.
-    """
-    tensors = _tensors(cameras, history)
-    wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if wants_gradients or any(x.is_inference() for x in tensors):
-        return None
-    return (
-        cameras,
-        history,
-        [x._version for x in tensors],
-        None if times is None else torch.as_tensor(times).tolist(),
-        (latents.shape, latents.device, latents.dtype),
-        attended_dtype(latents),  # kernels' tables are made for one
-        torch.is_inference_mode_enabled(),  # what is made there cannot be trained with
-    )
+def take_cameras_off(
+    attn: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook of self-attention without a branch, where it could not read an argument that carries cameras."""
+    return taken_off(args, kwargs)[1:]
 
 
 def attended_dtype(latents: Tensor) -> torch.dtype:
     """The dtype in which blocks will attend."""
     device = latents.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else latents.dtype
-
-
-def _tensors(cameras: Cameras, history: HistoryReferences | None) -> list[Tensor]:
-    values = [cameras.world_from_camera, cameras.has_pose, *vars(cameras.lens).values()]
-    of_history = [] if history is None else [history.latents, history.times, *_tensors(history.posed, None)]
-    return [value for value in (*values, *of_history) if isinstance(value, Tensor)]

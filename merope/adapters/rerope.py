@@ -9,12 +9,13 @@ the kept native channels are as many as MeRoPE's native band (16 for time, 8 and
 to be trained.
 """
 
+from typing import Any
+
 import torch
-from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor
 
 from merope.adapters.camera_attention import CameraProcessor
-from merope.adapters.conditioning import CameraRotary
+from merope.adapters.conditioning import Carrier
 from merope.attention.dispatch import attend
 from merope.errors import invalid
 
@@ -52,7 +53,8 @@ class CarvedAttention(CameraProcessor):
         kept_and_carved = [(band - n, n) for band, n in zip(native_bands(head_dim), carve, strict=True)]
         self.pieces = [size for pair in kept_and_carved for size in pair]  # kept, carved of time, row, column
 
-    def output(self, attn: WanAttention, hidden: Tensor, mask: Tensor | None, cameras: CameraRotary) -> Tensor:
+    def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Tensor:
+        assert cameras.native is not None
         assert cameras.condition.plan is not None
         value = attn.to_v(hidden)
         query = attn.norm_q(attn.to_q(hidden)).to(value.dtype)  # under autocast norms answer in float32

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from diffusers.models.modeling_utils import ModelMixin
 
 from merope.adapters.camera_branch import CameraBranch, base_fields
+from merope.adapters.families import family_of, family_of_base
 from merope.errors import invalid
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -17,7 +18,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def read_branch(
     folder_or_hub_id: str | PathLike[str],
-    transformer: WanTransformer3DModel,
+    transformer: ModelMixin,
     **options: Any,  # of diffusers' from_pretrained
 ) -> CameraBranch:
     """The branch in a folder or on the hub, complete and made for a model like this transformer; not attached yet."""
@@ -41,16 +42,18 @@ def asked_dtype(options: Mapping[str, Any]) -> torch.dtype | None:
     return options.get("dtype") or options.get("torch_dtype")
 
 
-def check_base(config: Mapping[str, Any], transformer: WanTransformer3DModel) -> None:
+def check_base(config: Mapping[str, Any], transformer: ModelMixin) -> None:
     """Refuse a base model that differs from the one a branch was made for, with every difference."""
     if "base" not in config or "integration" not in config:
         fix = "pass a folder that branch.save_pretrained wrote"
         raise invalid("config.json", "that of a camera branch", f"one of {config.get('_class_name')}", fix)
+    family, made_for_family = family_of(transformer), family_of_base(config["base"])
     here = base_fields(transformer)
-    differences = [
+    differences = [f"a {made_for_family.transformer} there, a {family.transformer} here"] * (family != made_for_family)
+    differences += [
         f"{name} {made_for} there, {here.get(name)} here"
         for name, made_for in config["base"].items()
-        if here.get(name) != made_for
+        if name != "transformer" and here.get(name) != made_for
     ]
     if differences:
         origin = f" ({config['base_model']})" if config.get("base_model") else ""

@@ -80,6 +80,9 @@ class CameraVideoPipeline(WanPipeline):
         boundary_ratio: float | None = None,
         expand_timesteps: bool = False,
     ) -> None:
+        if not isinstance(getattr(transformer, "_orig_mod", transformer), WanTransformer3DModel):
+            fix = "run the model's own pipeline with merope.cameras, see docs/bases.md"
+            raise invalid("transformer", "a WanTransformer3DModel", type(transformer).__name__, fix)
         if transformer_2 is not None:
             fix = "use Wan2.2 TI2V-5B or Wan2.1: a camera branch belongs to one transformer"
             raise invalid("transformer_2", "None", "a model of two transformers", fix)

@@ -42,12 +42,17 @@ def outline_model(
     if folder is not None and not (folder / "model_index.json").is_file():
         fix = "pass a model in diffusers' layout, such as Wan2.2-TI2V-5B-Diffusers"
         raise invalid("model", "a folder with model_index.json", str(folder), fix)
-    parts = _components(_config("model", CameraVideoPipeline, model))
+    index = _config("model", CameraVideoPipeline, model)
+    parts = _components(index)
     if "transformer_2" in parts:
         fix = "use Wan2.2 TI2V-5B or Wan2.1: a camera branch belongs to one transformer"
         raise invalid("model", "of one transformer", f"{model} with transformer_2", fix)
     if "transformer" not in parts:
         raise invalid("model", "with a transformer", f"{model} with {sorted(parts)}", "pass a Wan model")
+    kind = index["transformer"][1]
+    if kind != WanTransformer3DModel.__name__:
+        fix = "run the model's own pipeline with merope.cameras, see docs/bases.md"
+        raise invalid("model", "a Wan model, which takes a clean prefix", f"{model} with a {kind}", fix)
     if folder is not None:
         replaced = set() if transformer_folder is None else {"transformer"}
         for part in sorted(parts & {"transformer", "vae", "text_encoder"} - replaced):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from merope.adapters.camera_branch import RGB_CHANNELS
+from merope.adapters.families.wan_family import RGB_CHANNELS
 from merope.errors import invalid
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import CogVideoXTransformer3DModel
+from diffusers import MochiTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -264,8 +264,10 @@ def test_what_can_be_attached_to() -> None:
     with pytest.raises(ValueError, match=r"WanTransformer3DModel.*got Linear; pass the transformer itself"):
         attach(torch.nn.Linear(2, 2), tiny_config())
     with torch.device("meta"):
-        another = CogVideoXTransformer3DModel(num_layers=1)
-    with pytest.raises(ValueError, match=r"CogVideoXTransformer3DModel is not supported: .*Wan2\.1 and Wan2\.2"):
+        another = MochiTransformer3DModel(num_layers=1)
+    with pytest.raises(
+        ValueError, match=r"one of WanTransformer3DModel.*got Mochi.*\"Add a base model\" in docs/bases\.md"
+    ):
         attach(another, tiny_config())
     with pytest.raises(ValueError, match=r"got SimpleNamespace; pass pipe\.transformer$"):
         attach(SimpleNamespace(transformer=tiny_wan()), tiny_config())

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from family_models import CASES, output
 from torch._dynamo.utils import counters
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
@@ -53,6 +54,17 @@ def test_training_the_whole_model() -> None:
         for ours, eager in zip(*gradients, strict=True):
             assert (ours - eager).abs().max() <= 1e-4 * eager.abs().max()
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", ["hunyuan_video_15", "kandinsky5"])
+def test_blocks_of_other_models_compile_one_by_one(name: str) -> None:
+    """Of the first, attention reads the signature of its processor; of the second, no rotary tuple carries cameras."""
+    transformer, inputs = CASES[name].model(), CASES[name].arguments()
+    perturb(attach(transformer, tiny_config(blocks="every")))
+    with torch.no_grad():
+        expected = output(transformer, inputs, cameras())
+        transformer.compile_repeated_blocks(fullgraph=True, backend="eager")
+        torch.testing.assert_close(output(transformer, inputs, cameras()), expected)
 
 
 def test_blocks_compiled_one_by_one_take_plain_cameras() -> None:

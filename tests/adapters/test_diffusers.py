@@ -140,7 +140,7 @@ def test_lora_freezes_a_branch_until_told_otherwise() -> None:
     transformer = tiny_wan()
     branch = perturb(attach(transformer, tiny_config()))
     transformer.add_adapter(LORA)
-    assert not any(weight.requires_grad for weight in branch.parameters())  # PEFT's doing; docs/wan.md says so
+    assert not any(weight.requires_grad for weight in branch.parameters())  # PEFT's doing; docs/bases.md says so
     branch.requires_grad_(True)
     run(transformer, cameras()).square().mean().backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in branch.parameters())

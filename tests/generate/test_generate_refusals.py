@@ -32,7 +32,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     (scratch / "empty").mkdir()
     (scratch / "taken.mp4").mkdir()
     (scratch / "record.json").mkdir()
-    for name in ("no_weights", "no_shard", "two_transformers"):
+    for name in ("no_weights", "no_shard", "two_transformers", "skyreels"):
         shutil.copytree(files / "model", scratch / name)
     (scratch / "no_weights" / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
@@ -40,6 +40,9 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     components = json.loads((scratch / "two_transformers" / "model_index.json").read_text())
     components["transformer_2"] = components["transformer"]
     (scratch / "two_transformers" / "model_index.json").write_text(json.dumps(components))
+    components = json.loads((scratch / "skyreels" / "model_index.json").read_text())
+    components["transformer"][1] = "SkyReelsV2Transformer3DModel"
+    (scratch / "skyreels" / "model_index.json").write_text(json.dumps(components))
     other = tiny_wan(num_layers=3)
     other.save_pretrained(scratch / "other_transformer")
     attach(other, tiny_config())
@@ -67,6 +70,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "no weights": ({"model": scratch / "no_weights"}, "weights are missing"),
         "no shard": ({"model": scratch / "no_shard"}, "part-1.safetensors are missing, 2 of 2"),
         "two transformers": ({"model": scratch / "two_transformers"}, "one transformer"),
+        "another model": ({"model": scratch / "skyreels"}, "with a SkyReelsV2Transformer3DModel; run the model's own"),
         "missing branch": ({"branch": "./nowhere"}, "branch folder"),
         "no branch": ({"branch": scratch / "empty"}, "config.json"),
         "other base": ({"branch": scratch / "other_branch"}, "3 there, 2 here"),

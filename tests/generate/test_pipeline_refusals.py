@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from adapters.wan_models import tiny_wan
+from diffusers import LTXVideoTransformer3DModel
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -99,6 +100,8 @@ def test_refused_without_branch_or_text_encoder() -> None:
 def test_models_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="two transformers"):
         tiny_pipeline(transformer_2=tiny_wan(num_layers=1))
+    with pytest.raises(ValueError, match=r"must be a WanTransformer3DModel, got LTXVideo.* run the model's own pipe"):
+        tiny_pipeline(transformer=LTXVideoTransformer3DModel(num_layers=1, attention_head_dim=2))
     with pytest.raises(ValueError, match="in_channels must be 4, the VAE's latents, got 9"):
         tiny_pipeline(with_branch=False, transformer=tiny_wan(num_layers=1, in_channels=9))
     with pytest.raises(ValueError, match="in_channels must be 3, RGB frames"):
