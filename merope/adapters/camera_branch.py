@@ -29,6 +29,7 @@ from merope.adapters.history import HistoryPath, HistoryReferences, check_rotary
 from merope.adapters.rerope import Bands, CarvedAttention, check_carve
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Visibility
 from merope.encodings.additive import AdditiveFeatures
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Times
@@ -90,6 +91,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         self.features: AdditiveFeatures | None = None
         build = {"parallel": self._parallel, "rerope": self._carved, "additive": self._additive}[integration]
         self.camera_blocks = nn.ModuleDict({str(index): build() for index in indices})
+        for index, processor in self.processors().items():
+            processor.layer = f"camera.{index}"
 
     @classmethod
     def for_transformer(cls, transformer: WanTransformer3DModel, config: CameraBranchConfig) -> Self:
@@ -153,13 +156,17 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         latents: Tensor,  # [B, channels, T, H, W]
         times: Times | None = None,  # [V] or [b, V] latent frames
         history: HistoryReferences | None = None,
+        sees: Visibility | None = None,
     ) -> CameraCondition:
         """Cameras, and retrieved references, made ready for latents of this shape, device and precision.
 
         `attention_kwargs={"cameras": …}` takes the result in place of the cameras. A clip without a batch serves every
         sample. Where a batch of b clips meets B = n·b latents, each clip serves n neighbouring samples, as
-        `num_videos_per_prompt` of diffusers' pipelines lays them out.
+        `num_videos_per_prompt` of diffusers' pipelines lays them out. `sees` is for a causal model
+        (`merope.attach_causal`): which cameras each camera sees.
         """
+        if sees is not None:
+            check_causal(self, history)
         located = self.located(cameras, latents, times)
         references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
@@ -172,14 +179,14 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
             return located
         if self.frame_share is not None:
             return self._shared(located, latents, self.frame_share(located.cameras.count))
-        plan = self.encoding.plan(located.cameras, located.grid, times=located.times)
-        located = replace(located, plan=self._ready(plan, latents))
+        plan = self.encoding.plan(located.cameras, located.grid, times=located.times, sees=sees)
+        located = replace(located, plan=self.ready(plan, latents), sees=sees)
         if references is None or located.history is not None:
             return located
         across = self.encoding.plan(
             located.cameras, located.grid, key=references.posed, times=located.times, key_times=references.times
         )
-        return replace(located, history=references, history_plan=self._ready(across, latents))
+        return replace(located, history=references, history_plan=self.ready(across, latents))
 
     def _shared(self, whole: CameraCondition, latents: Tensor, share: FrameShare) -> CameraCondition:
         """The condition of one rank: queries of its own frames, keys of all frames."""
@@ -189,9 +196,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         plan = self.encoding.plan(
             own, whole.grid, key=whole.cameras, key_grid=whole.grid, times=times[..., share.own], key_times=times
         )
-        return replace(whole, plan=self._ready(plan, latents), gather=share.gather)
+        return replace(whole, plan=self.ready(plan, latents), gather=share.gather)
 
-    def _ready(self, plan: AttentionPlan, latents: Tensor) -> AttentionPlan:
+    def ready(self, plan: AttentionPlan, latents: Tensor) -> AttentionPlan:
         """The plan in the precision of the transforms, with the tables of the kernels that will run it."""
         plan = replace(plan.to(dtype=plan_dtype(latents)), head_dim=self.head_dim)
         make_ready(plan, attended_dtype(latents))
@@ -213,13 +220,13 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         if self.config["history"] == "sa" and self.time_limit is not None:
             check_rotary_times(given, self.time_limit)
         served = given.serving(latents)
-        if not self._in_world:
+        if not self.in_world:
             return served
         origin = matched_batch(video.to(latents.device), None, len(latents))[0].origin()
         return replace(served, cameras=served.posed.seen_from(origin))
 
     @property
-    def _in_world(self) -> bool:
+    def in_world(self) -> bool:
         """Whether the encoding depends on the world frame: a clip's is then that of its first camera.
 
         So it is in training and for any path later; maps and reconstructions have origins of their own.
@@ -232,7 +239,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         patch_frames, patch_rows, patch_columns = self.config["base"]["patch_size"]
         check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
         cameras, times = matched_batch(cameras.to(latents.device), times, batch)
-        if self._in_world:
+        if self.in_world:
             cameras = cameras.seen_from(cameras.origin())
         return CameraCondition(cameras, (height // patch_rows, width // patch_columns), times)
 
@@ -242,6 +249,21 @@ def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCo
     times = joint_times(video.times, video.cameras.count, references)
     cameras = joined(video.cameras, references.posed)
     return replace(video, cameras=cameras, times=times, history=references)
+
+
+def check_causal(branch: CameraBranch, history: HistoryReferences | None) -> None:
+    """Refuse branches whose attention cannot be that of a causal model, and frames that have no place in time."""
+    if branch.config["integration"] != "parallel":
+        fix = 'make the branch with integration="parallel"'
+        raise invalid("integration", '"parallel" for a causal model', repr(branch.config["integration"]), fix)
+    if branch.encoding is not None and branch.encoding.content_channels:
+        fix = 'use an encoding of pure geometry, such as "merope"'
+        raise invalid("encoding", "one that does not read tokens, for a causal model", branch.config["encoding"], fix)
+    if branch.frame_share is not None:
+        raise invalid("sees", "None where ranks share a clip", "a visibility", "let one rank hold whole clips")
+    if branch.config["history"] == "sa" and existing(history) is not None:
+        fix = 'leave the references out, or use history "ca"'
+        raise invalid("history", 'None for a causal model with history "sa"', "references", fix)
 
 
 def base_fields(transformer: WanTransformer3DModel) -> dict[str, Any]:

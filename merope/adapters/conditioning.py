@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from merope.adapters.causal_attention import CausalRotary
 from merope.adapters.history import HistoryReferences, existing, tagged_phases, with_references, without_references
+from merope.adapters.key_cache import KeyReader
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Visibility
 from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 CAMERAS, TIMES, HISTORY = "cameras", "times", "history"
 """Keys of `attention_kwargs` that are taken out before the transformer's own forward; others are left in."""
+
+SEES, PAST = "sees", "past"
+"""Keys that a causal model takes out before."""
 
 ATTENTION_KWARGS_POSITION = 5
 """Of WanTransformer3DModel.forward; diffusers itself reads it by name only."""
@@ -42,6 +48,8 @@ class CameraCondition:
         and `plan` is for these queries and all keys.
     history: retrieved references of every sample. History "ca" has a `history_plan` of video tokens and references;
         with history "sa" the references stand behind the video in `cameras`, `times` and `plan`.
+    sees: which cameras `plan` lets each camera see, None: all.
+    past: hands out a stream's earlier keys and values, which `plan` has before the block's own.
     """
 
     cameras: Cameras  # [V] for all samples, or [B, V]
@@ -52,6 +60,8 @@ class CameraCondition:
     gather: Callable[[Tensor, int], Tensor] | None = None
     history: HistoryReferences | None = None
     history_plan: AttentionPlan | None = None
+    sees: Visibility | None = None
+    past: KeyReader | None = None
 
     @property
     def appended(self) -> HistoryReferences | None:
@@ -70,10 +80,12 @@ class CameraCondition:
 class CameraRotary(tuple[Tensor, Tensor]):
     """Wan's rotary embedding (cos, sin) [1, N, 1, head_dim] with cameras on it. Blocks without a branch see the tuple.
 
+    native: the rotary embedding alone, or what stands for it in a causal model.
     condition: of the cameras.
     references: [B, R·P, width] tokens that history "ca" looks at, or None.
     """
 
+    native: tuple[Tensor, Tensor]
     condition: CameraCondition
     references: Tensor | None
 
@@ -81,6 +93,7 @@ class CameraRotary(tuple[Tensor, Tensor]):
         cls, native: tuple[Tensor, Tensor], condition: CameraCondition, references: Tensor | None = None
     ) -> Self:
         rotary = super().__new__(cls, native)
+        rotary.native = native
         rotary.condition = condition
         rotary.references = references
         return rotary
@@ -89,15 +102,12 @@ class CameraRotary(tuple[Tensor, Tensor]):
         """What copies and pickles are made of; a tuple's own are its items alone."""
         return self.native, self.condition, self.references
 
-    @property
-    def native(self) -> tuple[Tensor, Tensor]:
-        """The rotary embedding alone."""
-        return self[0], self[1]
-
     def to(self, device: torch.device | str, **_: object) -> Self:
         """The same on another device."""
         references = None if self.references is None else self.references.to(device)
         native = (self[0].to(device), self[1].to(device))
+        if isinstance(self.native, CausalRotary):
+            native = self.native.to(device)
         return type(self)(native, self.condition.to(device), references)
 
 
@@ -196,7 +206,7 @@ class CameraInput:
         if embed is not None and condition.history is not None:
             latents: Tensor = args[0]  # what the rotary embedding is asked about
             references = embed(condition.history.latents.to(latents)).flatten(2).transpose(1, 2)
-        return CameraRotary((native[0], native[1]), condition, references)
+        return CameraRotary(native, condition, references)
 
     def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Forward hook of the transformer, also after an error: drop what came out for the references."""
@@ -253,10 +263,13 @@ class CameraInput:
 
 
 def _check_spelling(others: Iterable[str]) -> None:
-    """Refuse keys that are nearly ours: Wan's forward ignores all it does not know, and so would a lost history be."""
+    """Refuse keys that are nearly ours or of a causal model: Wan's forward ignores all that it does not know."""
     if torch.compiler.is_compiling():
         return
     for name in others:
+        if name in (SEES, PAST):
+            fix = "call merope.attach_causal(transformer) first"
+            raise invalid(f'attention_kwargs["{name}"]', "left out of a model that is not causal", name, fix)
         near = difflib.get_close_matches(name, (CAMERAS, TIMES, HISTORY), n=1)
         if near:
             raise invalid(f'attention_kwargs["{name}"]', "a known key", repr(name), f"did you mean {near[0]!r}?")
