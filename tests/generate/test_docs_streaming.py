@@ -3,9 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
-from wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
+from adapters.wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
+from scenes import curved_drive
+from tiny_pipelines import HEIGHT, LENS, WIDTH, tiny_pipeline, video
 
+import merope
 from merope.adapters.wan import attach
 
 PAGE = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text()
@@ -16,6 +20,23 @@ def example_below(heading: str) -> str:
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     return str(code)
+
+
+def test_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    poses = curved_drive(21, step_m=0.4)
+    made = {
+        "merope": merope,
+        "pipe": tiny_pipeline(),
+        "nine_frames": video(9),
+        "their_poses": poses[:9],
+        "poses": poses[9:],
+        "lens": LENS,
+        "other_lens": merope.Pinhole(40.0, 40.0, WIDTH / 2, HEIGHT / 2, WIDTH, HEIGHT),
+    }
+    exec(example_below("A stream").replace("seed=0", "seed=0, num_inference_steps=2"), made)
+    assert made["frames"].shape == (12, HEIGHT, WIDTH, 3)
+    assert made["stream"].frames == 21
 
 
 def test_a_causal_wan() -> None:
