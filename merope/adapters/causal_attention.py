@@ -13,6 +13,7 @@ from merope.attention.operators import Operator, phasors
 from merope.attention.plan import AttentionPlan, Block
 from merope.attention.visible_cameras import Visibility, key_ranges
 from merope.encodings.rotary import rotary_phases
+from merope.errors import invalid
 
 ROTARY_BASE = 10000.0
 """Of every Wan: diffusers' transformer has no setting for it."""
@@ -82,7 +83,9 @@ class CausalAttention:
 
     @_parallel_config.setter
     def _parallel_config(self, config: Any) -> None:
-        self.base._parallel_config = config
+        if config is not None:
+            fix = "shard samples instead, or call merope.detach_causal"
+            raise invalid("parallel_config", "None for a causal model: its plans are not split over ranks", config, fix)
 
 
 def projected(

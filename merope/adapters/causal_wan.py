@@ -51,6 +51,8 @@ def attach_causal(transformer: WanTransformer3DModel) -> None:
         raise invalid("transformer.patch_size[0]", "1 for causal attention", transformer.config.patch_size[0], fix)
     if CAUSAL in transformer.__dict__:
         return
+    if any(getattr(block.attn1.processor, "_parallel_config", None) is not None for block in transformer.blocks):
+        raise invalid("transformer", "without context parallelism", "one with it", "shard samples instead")
     for index, block in enumerate(transformer.blocks):
         attn: Any = block.attn1
         layer = f"base.{index}"

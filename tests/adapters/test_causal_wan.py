@@ -276,6 +276,17 @@ def test_a_model_that_is_not_causal_refuses_a_visibility() -> None:
         forward(transformer, tiny_inputs(), cameras=cameras(), sees=Visibility.block_causal(3))
 
 
+def test_context_parallelism_of_diffusers_is_refused() -> None:
+    transformer = tiny_wan(num_layers=2)
+    attach_causal(transformer)
+    with pytest.raises(ValueError, match="parallel_config must be None for a causal model"):
+        transformer.blocks[0].attn1.processor._parallel_config = "split"
+    detach_causal(transformer)
+    transformer.blocks[0].attn1.processor._parallel_config = "split"
+    with pytest.raises(ValueError, match="transformer must be without context parallelism"):
+        attach_causal(transformer)
+
+
 def test_another_processor_in_a_block_is_refused() -> None:
     transformer = tiny_wan(num_layers=2)
     attach_causal(transformer)
