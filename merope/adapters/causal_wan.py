@@ -121,7 +121,7 @@ def ready_block(
     cameras: Cameras | None = None,  # [block] or [B, block]; for a model with a camera branch
 ) -> BlockCondition:
     """The next frames of a stream, which see what the cache holds and each other."""
-    branch, past, frames = attached_branch(transformer), len(cache.frames), latents.shape[2]
+    branch, past, frames = attached_branch(transformer), len(cache.seen), latents.shape[2]
     if (cameras is None) != (branch is None):
         expected = "None for a model without a camera branch" if branch is None else "given to a model with a branch"
         got = "None" if cameras is None else "cameras"

@@ -37,7 +37,8 @@ class KeyCache:
     window: latent frames that a block sees at most, its own included.
     sink: how many of the first frames every block sees besides.
     block: latent frames that are made at once.
-    frames: those that the next block sees, oldest first.
+    frames: first and last ones that the next block sees, oldest first.
+    recalled: older ones that the next block sees besides, and no later block.
     count: all frames so far, forgotten ones included.
     """
 
@@ -46,6 +47,7 @@ class KeyCache:
     block: int = 3
     frames: tuple[FrameKeys, ...] = ()
     count: int = 0
+    recalled: tuple[FrameKeys, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("block", 1), ("sink", 0), ("window", self.block)):
@@ -57,18 +59,24 @@ class KeyCache:
         """The cache with these frames, too, without those that no later block sees."""
         frames = (*self.frames, *new)
         recent = max(self.sink, len(frames) - (self.window - self.block))
-        return replace(self, frames=frames[: self.sink] + frames[recent:], count=self.count + len(new))
+        kept = frames[: self.sink] + frames[recent:]
+        return replace(self, frames=kept, count=self.count + len(new), recalled=())
+
+    @property
+    def seen(self) -> tuple[FrameKeys, ...]:
+        """All frames that the next block sees, in the order in which they stand before it."""
+        return self.recalled + self.frames
 
     @property
     def cameras(self) -> Cameras | None:  # [n] or [B, n]
-        """The cameras of all frames that are kept."""
-        cameras = [frame.camera for frame in self.frames if frame.camera is not None]
-        return reduce(lambda these, other: these.joined(other), cameras) if cameras else None
+        """The cameras of all frames that the next block sees."""
+        cameras = [frame.camera for frame in self.seen if frame.camera is not None]
+        return all_joined(cameras) if cameras else None
 
     @property
     def bytes(self) -> int:
         """What the keys and values take."""
-        return sum(x.nbytes for frame in self.frames for pair in frame.layers.values() for x in pair)
+        return sum(x.nbytes for frame in self.seen for pair in frame.layers.values() for x in pair)
 
 
 class KeyReader:
@@ -85,7 +93,7 @@ class KeyReader:
         """Keys and values of the past, then these."""
         if self._own is not None:
             self._own[layer] = (k, v)
-        past = [frame.layers[layer] for frame in self.cache.frames]
+        past = [frame.layers[layer] for frame in self.cache.seen]
         if not past:
             return k, v
         if past[0][0].shape[0] != k.shape[0]:
@@ -104,6 +112,11 @@ class KeyReader:
             )
             for frame in range(frames)
         ]
+
+
+def all_joined(cameras: Sequence[Cameras]) -> Cameras:  # [n], [m], … -> [n + m + …]
+    """One row of all cameras."""
+    return reduce(lambda these, other: these.joined(other), cameras)
 
 
 def _by_frame(x: Tensor, frames: int) -> list[Tensor]:  # [B, heads, frames · tokens, d] -> [B, heads, tokens, d] each

@@ -22,7 +22,14 @@ from merope.adapters.wan import attached_branch
 from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.conditions import Frames, check_finite, prefix_tensor
-from merope.generate.stream_checks import check_models, check_prefix_blocks, check_settings, stream_cameras
+from merope.generate.recall import PastBlock, recalling, views_of_place, with_block
+from merope.generate.stream_checks import (
+    check_models,
+    check_prefix_blocks,
+    check_recall,
+    check_settings,
+    stream_cameras,
+)
 from merope.generate.stream_file import StreamSettings, StreamState, read_stream, write_stream
 from merope.generate.text import Embeddings, Text
 from merope.geometry.cameras import Cameras
@@ -43,10 +50,8 @@ class CameraStream:
         self, pipe: "CameraVideoPipeline", settings: StreamSettings, lens: Lens | None, state: StreamState
     ) -> None:
         self.pipe, self.settings, self.lens = pipe, settings, lens
-        self._state, self._before = state, None
-
-    _state: StreamState
-    _before: StreamState | None
+        self._state = state
+        self._before: StreamState | None = None
 
     @property
     def frames(self) -> int:
@@ -69,18 +74,27 @@ class CameraStream:
         """Of the last block, normalised; None before the first."""
         return self._state.latents
 
+    @property
+    def recalled(self) -> tuple[int, ...]:
+        """Latent frames of the stream that the last block was shown besides window and sink."""
+        return self._state.recalled
+
     @torch.no_grad()
     def drive(
         self,
         cameras: Cameras | Tensor | None = None,  # [block_frames] or poses [block_frames, 4, 4]
+        recall: int = 0,
     ) -> Tensor:  # uint8 [block_frames, H, W, 3]
         """The next block of frames, seen by these cameras.
 
         cameras: of every RGB frame. Poses alone (world_from_camera, metres) take the stream's lens.
+        recall: at most so many latent frames of the same place, that the window has left behind, are seen besides.
         """
-        noise = self._noise()
-        block = self._block(noise, self._latent_cameras(cameras, self.block_frames))
-        frames, after = self._finished(self._denoised(noise, block), block)
+        check_recall(recall, self.settings)
+        posed = self._latent_cameras(cameras, self.block_frames)
+        state, noise = self._recalling(posed, recall), self._noise()
+        block = self._block(state, noise, posed)
+        frames, after = self._finished(state, self._denoised(state, noise, block), block)
         self._before, self._state = self._state, replace(after, blocks=self._state.blocks + 1)
         return frames
 
@@ -105,8 +119,8 @@ class CameraStream:
         posed = self._latent_cameras(cameras, prefix.shape[1])
         for start in range(0, latents.shape[2], self.settings.block):
             own = slice(start, start + self.settings.block)
-            block = self._block(latents[:, :, own], None if posed is None else posed.at(own))
-            _, self._state = self._finished(latents[:, :, own], block)
+            block = self._block(self._state, latents[:, :, own], None if posed is None else posed.at(own))
+            _, self._state = self._finished(self._state, latents[:, :, own], block)
 
     def _latent_cameras(self, given: Cameras | Tensor | None, frames: int) -> Cameras | None:
         """Those of the latent frames: of RGB frames 0, 4, 8, … of the whole stream."""
@@ -117,19 +131,29 @@ class CameraStream:
         first = 0 if self.frames == 0 else stride - 1
         return None if cameras is None else cameras.at(slice(first, None, stride))
 
-    def _block(self, latents: Tensor, cameras: Cameras | None) -> BlockCondition:
+    def _recalling(self, cameras: Cameras | None, most: int) -> StreamState:
+        """The state with views of the block's place in its caches."""
+        state = self._state
+        views = views_of_place(state.past, state.caches[0], cameras, most) if most and cameras is not None else None
+        if views is None:
+            return replace(state, recalled=())
+        pairs = zip(state.caches, state.texts, strict=True)
+        caches = tuple(recalling(self.pipe.transformer, cache, views, text) for cache, text in pairs)
+        return replace(state, caches=caches, recalled=views.frames)
+
+    def _block(self, state: StreamState, latents: Tensor, cameras: Cameras | None) -> BlockCondition:
         """Plans of the next block, for latents of this shape."""
         transformer = self.pipe.transformer
-        return ready_block(transformer, self._state.caches[0], latents.to(transformer.dtype), cameras)
+        return ready_block(transformer, state.caches[0], latents.to(transformer.dtype), cameras)
 
-    def _denoised(self, latents: Tensor, block: BlockCondition) -> Tensor:  # [1, C, block, h, w]
+    def _denoised(self, state: StreamState, latents: Tensor, block: BlockCondition) -> Tensor:  # [1, C, block, h, w]
         """The latents of a block from its noise."""
         pipe = self.pipe
         pipe.scheduler.set_timesteps(self.settings.steps, device=latents.device)
         pipe.scheduler.set_begin_index(0)
         with pipe.progress_bar(total=len(pipe.scheduler.timesteps)) as progress:
             for timestep in pipe.scheduler.timesteps:
-                velocity = self._velocity(timestep, latents, block)
+                velocity = self._velocity(state, timestep, latents, block)
                 latents = pipe.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
                 progress.update()
         check_finite("the sampled latents", latents)
@@ -141,7 +165,9 @@ class CameraStream:
         shape = (1, self.pipe.transformer.config.in_channels, self.settings.block, rows, columns)
         return block_noise(self.settings.seed, self._state.blocks, shape).to(self.pipe._execution_device)
 
-    def _velocity(self, timestep: Tensor, latents: Tensor, block: BlockCondition) -> Tensor:  # [1, C, block, h, w]
+    def _velocity(
+        self, state: StreamState, timestep: Tensor, latents: Tensor, block: BlockCondition
+    ) -> Tensor:  # [1, C, block, h, w]
         """Guided by text if the scale asks for it: each text has a cache of its own, both share the plans."""
         transformer = self.pipe.transformer
         predicted = [
@@ -152,7 +178,7 @@ class CameraStream:
                 attention_kwargs={"past": block.reading(cache)},
                 return_dict=False,
             )[0].to(latents.dtype)
-            for cache, text in zip(self._state.caches, self._state.texts, strict=True)
+            for cache, text in zip(state.caches, state.texts, strict=True)
         ]
         if len(predicted) == 1:
             return predicted[0]
@@ -161,11 +187,11 @@ class CameraStream:
 
     def _finished(
         self,
+        state: StreamState,
         latents: Tensor,  # [1, C, block, h, w]
         block: BlockCondition,
     ) -> tuple[Tensor, StreamState]:  # uint8 [T, H, W, 3]
         """The frames of a block, and what the stream remembers after it."""
-        state = self._state
         video, vae_past = self.pipe.decode_block(latents, state.vae_past)
         check_finite("the decoded frames", video)
         caches = tuple(
@@ -173,7 +199,11 @@ class CameraStream:
             for cache, text in zip(state.caches, state.texts, strict=True)
         )
         frames = as_bytes((video[0].permute(1, 2, 3, 0).float() + 1) / 2).cpu()
-        return frames, replace(state, caches=caches, vae_past=vae_past, latents=latents)
+        past = state.past
+        if self.settings.remember and block.given is not None:
+            own = PastBlock(state.caches[0].count, latents.cpu(), block.given.to("cpu"))
+            past = with_block(past, own, self.settings.remember)
+        return frames, replace(state, caches=caches, vae_past=vae_past, latents=latents, past=past)
 
 
 def open_stream(
@@ -192,6 +222,7 @@ def open_stream(
     num_inference_steps: int = 50,
     guidance_scale: float = 5.0,
     seed: int = 0,
+    remember: int = 0,
     prompt_embeds: Tensor | None = None,  # [1, L, text_dim]
     negative_prompt_embeds: Tensor | None = None,  # [1, L, text_dim]
     max_sequence_length: int = 512,
@@ -202,6 +233,7 @@ def open_stream(
     cameras: of every frame of the prefix, or their poses [T, 4, 4] for which `lens` is taken.
     lens: of all poses that come without one, here and in `drive`.
     window, sink, block: in latent frames. A block sees the last `window`, itself included, and the first `sink`.
+    remember: latent frames that are kept as latents, for `drive(…, recall=n)`.
     height, width: those of the prefix, or else 288 × 512.
 
     The model becomes causal (`merope.attach_causal`); its other calls stay what they are.
@@ -209,7 +241,7 @@ def open_stream(
     clean = None if prefix is None else prefix_tensor(prefix)
     size = (288, 512) if clean is None else (clean.shape[2], clean.shape[3])
     settings = StreamSettings(
-        height or size[0], width or size[1], window, sink, block, num_inference_steps, guidance_scale, seed
+        height or size[0], width or size[1], window, sink, block, num_inference_steps, guidance_scale, seed, remember
     )
     text = Text(prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
     check_models(pipe)

@@ -42,8 +42,20 @@ def check_settings(pipe: "CameraVideoPipeline", settings: "StreamSettings", text
         raise invalid("prompt", "one: a stream is one video", text.count, "make a stream for each")
     if not isinstance(settings.steps, int) or settings.steps < 1:
         raise invalid("num_inference_steps", "an int ≥ 1", repr(settings.steps), "50 is the default")
-    if not isinstance(settings.seed, int) or settings.seed < 0:
-        raise invalid("seed", "an int ≥ 0", repr(settings.seed), "each block draws its noise from it")
+    for name, fix in (("seed", "each block draws its noise from it"), ("remember", "count latent frames")):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or value < 0:
+            raise invalid(name, "an int ≥ 0", repr(value), fix)
+
+
+def check_recall(recall: int, settings: "StreamSettings") -> None:
+    """Refuse to look for more views than a block has frames, or in a memory that there is not."""
+    if not isinstance(recall, int) or isinstance(recall, bool) or not 0 <= recall <= settings.block:
+        fix = "each frame of the block is matched with one at most"
+        raise invalid("recall", f"an int from 0 to {settings.block}, the latent frames of a block", repr(recall), fix)
+    if recall and not settings.remember:
+        fix = "make it with pipe.stream(remember=300)"
+        raise invalid("recall", "0 for a stream that remembers nothing", recall, fix)
 
 
 def check_prefix_blocks(

@@ -10,11 +10,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from merope.adapters.camera_branch import base_fields
-from merope.adapters.key_cache import FrameKeys, KeyCache
+from merope.adapters.key_cache import FrameKeys, KeyCache, all_joined
 from merope.adapters.wan import attached_branch
 from merope.errors import invalid
 from merope.formats.own import LENSES
 from merope.formats.writing import replace_tensors
+from merope.generate.recall import PastBlock
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import parameters
 from merope.geometry.lenses import Lens
@@ -39,6 +40,7 @@ class StreamSettings:
     steps: int
     guidance: float
     seed: int
+    remember: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,8 @@ class StreamState:
     vae_past: dict[str, Tensor] = field(default_factory=dict)
     blocks: int = 0  # driven, without the prefix
     latents: Tensor | None = None  # [1, C, block, h, w] of the last block
+    past: tuple[PastBlock, ...] = ()  # as many frames as settings.remember says
+    recalled: tuple[int, ...] = ()  # latent frames that the last block was shown besides
 
 
 def write_stream(
@@ -73,7 +77,13 @@ def write_stream(
     if lens is not None:
         about["lens"] = _take_apart(lens, "lens", tensors)
     if cache.cameras is not None:
-        about["cameras"] = _take_cameras_apart(cache.cameras, tensors)
+        about["cameras"] = _take_cameras_apart(cache.cameras, "cameras", tensors)
+    if state.past:
+        about["past"] = {"first": [block.first for block in state.past]}
+        about["past"]["cameras"] = _take_cameras_apart(
+            all_joined([block.cameras for block in state.past]), "past.cameras", tensors
+        )
+        tensors["past.latents"] = torch.cat([block.latents for block in state.past])
     file = folder / FILE
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     replace_tensors(file, plain, {ABOUT: json.dumps(about)})
@@ -94,7 +104,7 @@ def read_stream(folder: Path, pipe: "CameraVideoPipeline") -> tuple[StreamSettin
             raise invalid(f"the pipeline's {name}", str(value)[:300], str(here[name])[:300], fix)
     settings = StreamSettings(**about["settings"])
     lens = _put_together(about["lens"], "lens", tensors) if "lens" in about else None
-    cameras = _cameras(about["cameras"], tensors) if "cameras" in about else None
+    cameras = _cameras(about["cameras"], "cameras", tensors) if "cameras" in about else None
     texts = tuple(tensors[f"text.{n}"] for n in range(2) if f"text.{n}" in tensors)
     caches = tuple(
         KeyCache(
@@ -107,7 +117,8 @@ def read_stream(folder: Path, pipe: "CameraVideoPipeline") -> tuple[StreamSettin
         for n in range(len(texts))
     )
     past = {name.removeprefix("vae."): value for name, value in tensors.items() if name.startswith("vae.")}
-    return settings, lens, StreamState(caches, texts, past, about["blocks"], tensors.get("latents"))
+    remembered = _past(about["past"], settings.block, tensors) if "past" in about else ()
+    return settings, lens, StreamState(caches, texts, past, about["blocks"], tensors.get("latents"), remembered)
 
 
 def _read(file: Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -162,17 +173,25 @@ def _put_together(about: dict[str, Any], start: str, tensors: dict[str, Tensor])
     return LENSES[about["model"]](**values, width=about["width"], height=about["height"])
 
 
-def _take_cameras_apart(cameras: Cameras, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    tensors["cameras.world_from_camera"] = cameras.world_from_camera
+def _past(about: dict[str, Any], block: int, tensors: dict[str, Tensor]) -> tuple[PastBlock, ...]:
+    cameras = _cameras(about["cameras"], "past.cameras", tensors).to("cpu")
+    latents = tensors["past.latents"].cpu().split(1)
+    places = [slice(n * block, (n + 1) * block) for n in range(len(latents))]
+    parts = zip(about["first"], latents, places, strict=True)
+    return tuple(PastBlock(first, of_block, cameras.at(place)) for first, of_block, place in parts)
+
+
+def _take_cameras_apart(cameras: Cameras, start: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    tensors[f"{start}.world_from_camera"] = cameras.world_from_camera
     if cameras.has_pose is not None:
-        tensors["cameras.has_pose"] = cameras.has_pose
-    lens = _take_apart(cameras.lens, "cameras.lens", tensors)
+        tensors[f"{start}.has_pose"] = cameras.has_pose
+    lens = _take_apart(cameras.lens, f"{start}.lens", tensors)
     return {"lens": lens, "dtype": str(cameras.dtype), "given_dtype": str(cameras.given_dtype)}
 
 
-def _cameras(about: dict[str, Any], tensors: dict[str, Tensor]) -> Cameras:
+def _cameras(about: dict[str, Any], start: str, tensors: dict[str, Tensor]) -> Cameras:
     """The cameras to the last bit: their rotations are not made orthonormal once more."""
-    poses, lens = tensors["cameras.world_from_camera"], _put_together(about["lens"], "cameras.lens", tensors)
-    checked = Cameras(poses, lens, tensors.get("cameras.has_pose"))
+    poses, lens = tensors[f"{start}.world_from_camera"], _put_together(about["lens"], f"{start}.lens", tensors)
+    checked = Cameras(poses, lens, tensors.get(f"{start}.has_pose"))
     dtypes = {name: DTYPES[about[name]] for name in ("dtype", "given_dtype")}
     return checked._with(world_from_camera=poses, **dtypes)

@@ -34,9 +34,10 @@ def test_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "lens": LENS,
         "other_lens": merope.Pinhole(40.0, 40.0, WIDTH / 2, HEIGHT / 2, WIDTH, HEIGHT),
     }
-    exec(example_below("A stream").replace("seed=0", "seed=0, num_inference_steps=2"), made)
-    assert made["frames"].shape == (12, HEIGHT, WIDTH, 3)
-    assert made["stream"].frames == 21
+    for heading, few_steps in (("A stream", "seed=0"), ("Back at a place", "remember=300")):
+        exec(example_below(heading).replace(few_steps, f"{few_steps}, num_inference_steps=2"), made)
+        assert made["frames"].shape == (12, HEIGHT, WIDTH, 3)
+        assert made["stream"].frames == 21
 
 
 def test_a_causal_wan() -> None:
