@@ -43,14 +43,14 @@ CAUSAL = "_merope_causal"
 
 def attach_causal(transformer: WanTransformer3DModel) -> None:
     """Let a transformer take `sees` and `past` in its attention_kwargs. Twice is once."""
+    if CAUSAL in getattr(transformer, "_orig_mod", transformer).__dict__:  # behind torch.compile's wrapper, or bare
+        return
     if not isinstance(transformer, WanTransformer3DModel):
         fix = "pass the transformer itself, before torch.compile, PEFT or FSDP wrap it"
         raise invalid("transformer", "a diffusers WanTransformer3DModel", type(transformer).__name__, fix)
     if transformer.config.patch_size[0] != 1:
         fix = "use a model whose tokens span one latent frame"
         raise invalid("transformer.patch_size[0]", "1 for causal attention", transformer.config.patch_size[0], fix)
-    if CAUSAL in transformer.__dict__:
-        return
     if any(getattr(block.attn1.processor, "_parallel_config", None) is not None for block in transformer.blocks):
         raise invalid("transformer", "without context parallelism", "one with it", "shard samples instead")
     for index, block in enumerate(transformer.blocks):

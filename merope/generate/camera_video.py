@@ -129,7 +129,8 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
             Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
         prefix: clean first frames, uint8 [(B,) T, H, W, 3] or PIL images; with a VAE 4k + 1 of them.
         history: retrieved images of the same place, for a branch that was made for them (`merope.HistoryFrames`).
-        attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA.
+        attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA, {"sees": …} for a causal
+            model (docs/streaming.md).
 
         A model without a text encoder needs no text. The other arguments are those of `diffusers.WanPipeline`.
         """
@@ -207,7 +208,7 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
         assert branch is not None
         references = None if history is None else history.encoded(self.encode_frames)
         of_latents, times = latent_cameras(cameras, self.strides.frames), given.get("times")
-        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references)
+        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references, given.get("sees"))
         return {**given, "cameras": ready, "times": None}
 
     def _embedded(self, text: Text, batch: int, max_sequence_length: int) -> Embeddings:

@@ -182,6 +182,17 @@ def test_every_clip_of_a_batch_has_its_own_path_and_lens() -> None:
     assert_close(made, forward(transformer, inputs, sees=sees, cameras=path), **CLOSE)
 
 
+def test_in_half_precision_blocks_are_the_whole_clip_too() -> None:
+    transformer = tiny_wan(torch.bfloat16, num_layers=2)
+    perturb(attach(transformer, tiny_config(blocks="every")))
+    attach_causal(transformer)
+    inputs = tiny_inputs(torch.bfloat16, shape=SHAPE) | {"timestep": torch.zeros(2)}
+    made, cache = streamed(transformer, inputs, cameras(FRAMES), KeyCache(window=20))
+    sees = Visibility.block_causal(FRAMES, BLOCK)
+    assert_close(made, forward(transformer, inputs, sees=sees, cameras=cameras(FRAMES)), rtol=0.05, atol=0.05)
+    assert {x.dtype for pair in cache.frames[0].layers.values() for x in pair} == {torch.bfloat16}
+
+
 def test_training_reaches_every_layer_and_checkpoints_of_blocks_agree() -> None:
     transformer = causal_wan()
     inputs = tiny_inputs(shape=SHAPE)
@@ -285,6 +296,18 @@ def test_context_parallelism_of_diffusers_is_refused() -> None:
     transformer.blocks[0].attn1.processor._parallel_config = "split"
     with pytest.raises(ValueError, match="transformer must be without context parallelism"):
         attach_causal(transformer)
+
+
+def test_other_models_are_refused_and_compiled_ones_must_be_causal_before() -> None:
+    with pytest.raises(ValueError, match="transformer must be a diffusers WanTransformer3DModel, got Linear"):
+        attach_causal(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="must be 1 for causal attention, got 2"):
+        attach_causal(tiny_wan(num_layers=1, patch_size=(2, 2, 2)))
+    transformer = tiny_wan(num_layers=1)
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        attach_causal(torch.compile(transformer))
+    attach_causal(transformer)
+    attach_causal(torch.compile(transformer))
 
 
 def test_another_processor_in_a_block_is_refused() -> None:

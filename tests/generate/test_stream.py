@@ -13,6 +13,7 @@ from tiny_pipelines import HEIGHT, LENS, SIZE, WIDTH, euler, pixel_pipeline, tin
 from torch import Tensor
 from torch.testing import assert_close
 
+from merope.adapters.causal_wan import attach_causal
 from merope.adapters.wan import attach
 from merope.attention.visible_cameras import Visibility
 from merope.formats import writing
@@ -159,6 +160,22 @@ class TestBlocks:
         stream = begun(pipe)
         stream.drive(next_poses(stream))
         assert torch.equal(clip(), before)
+
+
+@pytest.mark.parametrize("with_branch", [True, False])
+def test_whole_clips_of_the_pipeline_may_be_causal(with_branch: bool) -> None:
+    pipe = model(with_branch)
+    attach_causal(pipe.transformer)
+    call = {**SIZE, "num_frames": 21, "guidance_scale": 1.0, "output_type": "latent", **TWO_STEPS}
+    noise = torch.randn(1, 4, 6, 2, 4)
+    later = torch.cat((noise[:, :, :3], -noise[:, :, 3:]), dim=2)
+    sees = {"sees": Visibility.block_causal(6)}
+    cameras = Cameras(path(21), LENS) if with_branch else None
+    one, other = (
+        pipe(cameras=cameras, latents=start, attention_kwargs=sees, **call).frames for start in (noise, later)
+    )
+    assert torch.equal(one[:, :, :3], other[:, :, :3])
+    assert not torch.allclose(one[:, :, 3:], other[:, :, 3:], rtol=1e-2)
 
 
 class TestForEver:
