@@ -183,6 +183,36 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         located = replace(located, plan=self.ready(plan, latents), sees=sees)
         if references is None or located.history is not None:
             return located
+        return self._looking_across(located, references, latents)
+
+    def prepare_block(
+        self,
+        cameras: Cameras,  # [block] or [b, block]
+        latents: Tensor,  # [B, channels, block, H, W]
+        past: Cameras | None,  # [P] or [B, P], those of a stream's cache
+        times: Tensor,  # [P + block] latent frames
+        history: HistoryReferences | None = None,
+    ) -> CameraCondition:
+        """A block of a stream: its cameras are queries, those of the cache and its own are keys."""
+        check_causal(self, history)
+        assert self.encoding is not None
+        check_frame_count(cameras, latents.shape[2], self.config["latent_stride"])
+        own, _ = matched_batch(cameras.to(latents.device), None, latents.shape[0])
+        keys = own if past is None else past.joined(own)
+        references = self._references(history, latents, keys)
+        if self.in_world:
+            keys = keys.seen_from(keys.origin())
+        earlier = keys.count - own.count
+        located = CameraCondition(keys.at(slice(earlier, None)), self._grid(latents), times[earlier:])
+        plan = self.encoding.plan(located.cameras, located.grid, key=keys, times=located.times, key_times=times)
+        located = replace(located, plan=self.ready(plan, latents))
+        return located if references is None else self._looking_across(located, references, latents)
+
+    def _looking_across(
+        self, located: CameraCondition, references: HistoryReferences, latents: Tensor
+    ) -> CameraCondition:
+        """History "ca": with a plan from the video's tokens to the references'."""
+        assert self.encoding is not None
         across = self.encoding.plan(
             located.cameras, located.grid, key=references.posed, times=located.times, key_times=references.times
         )
@@ -235,13 +265,17 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
 
     def located(self, cameras: Cameras, latents: Tensor, times: Times | None = None) -> CameraCondition:
         """Cameras checked against latents, brought to their device and batch, with their token grid; no plan yet."""
-        batch, _, frames, height, width = latents.shape
-        patch_frames, patch_rows, patch_columns = self.config["base"]["patch_size"]
-        check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
-        cameras, times = matched_batch(cameras.to(latents.device), times, batch)
+        patch_frames = self.config["base"]["patch_size"][0]
+        check_frame_count(cameras, latents.shape[2] // patch_frames, self.config["latent_stride"])
+        cameras, times = matched_batch(cameras.to(latents.device), times, latents.shape[0])
         if self.in_world:
             cameras = cameras.seen_from(cameras.origin())
-        return CameraCondition(cameras, (height // patch_rows, width // patch_columns), times)
+        return CameraCondition(cameras, self._grid(latents), times)
+
+    def _grid(self, latents: Tensor) -> tuple[int, int]:
+        """Token rows and columns of a latent frame."""
+        _, rows, columns = self.config["base"]["patch_size"]
+        return latents.shape[3] // rows, latents.shape[4] // columns
 
 
 def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCondition:
@@ -252,7 +286,7 @@ def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCo
 
 
 def check_causal(branch: CameraBranch, history: HistoryReferences | None) -> None:
-    """Refuse branches whose attention cannot be that of a causal model, and frames that have no place in time."""
+    """Refuse branches whose attention cannot be that of a causal model, and references that see the video."""
     if branch.config["integration"] != "parallel":
         fix = 'make the branch with integration="parallel"'
         raise invalid("integration", '"parallel" for a causal model', repr(branch.config["integration"]), fix)
@@ -262,8 +296,8 @@ def check_causal(branch: CameraBranch, history: HistoryReferences | None) -> Non
     if branch.frame_share is not None:
         raise invalid("sees", "None where ranks share a clip", "a visibility", "let one rank hold whole clips")
     if branch.config["history"] == "sa" and existing(history) is not None:
-        fix = 'leave the references out, or use history "ca"'
-        raise invalid("history", 'None for a causal model with history "sa"', "references", fix)
+        fix = "pass cameras and history to the transformer as they are; in a stream references are frames of the cache"
+        raise invalid("history", 'None for cameras made ready for a causal model with history "sa"', "references", fix)
 
 
 def base_fields(transformer: WanTransformer3DModel) -> dict[str, Any]:

@@ -14,6 +14,7 @@ cache stand in a row before the block, sinks first: what matters is how far back
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Self
@@ -23,11 +24,12 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from merope.adapters.batching import check_frame_count, matched_batch
 from merope.adapters.camera_attention import CameraProcessor, plan_dtype
-from merope.adapters.camera_branch import CameraBranch, check_causal
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.causal_attention import CausalAttention, CausalRotary, rotary_plan
+from merope.adapters.causal_history import leading_references, led_by_references, seeing_references
 from merope.adapters.conditioning import CAMERAS, HISTORY, PAST, SEES, TIMES, CameraCondition, attended_dtype
+from merope.adapters.history import HistoryReferences, with_references, without_references
 from merope.adapters.key_cache import KeyCache, KeyReader
 from merope.adapters.wan import attached_branch
 from merope.attention.dispatch import make_ready
@@ -64,6 +66,7 @@ def attach_causal(transformer: WanTransformer3DModel) -> None:
     hooks = [  # before those of a camera branch, whichever came first
         transformer.register_forward_pre_hook(inputs.before_forward, with_kwargs=True, prepend=True),
         transformer.rope.register_forward_hook(inputs.after_rope, prepend=True),
+        transformer.register_forward_hook(inputs.after_forward),
     ]
     transformer.__dict__[CAUSAL] = hooks
 
@@ -119,20 +122,24 @@ def ready_block(
     cache: KeyCache,
     latents: Tensor,  # [B, C, block, h, w]
     cameras: Cameras | None = None,  # [block] or [B, block]; for a model with a camera branch
+    history: HistoryReferences | None = None,
+    times: Sequence[float] | None = None,  # [block]
 ) -> BlockCondition:
-    """The next frames of a stream, which see what the cache holds and each other."""
-    branch, past, frames = attached_branch(transformer), len(cache.seen), latents.shape[2]
+    """The next frames of a stream, which see what the cache holds and each other.
+
+    history: retrieved references for a branch with history "ca". With "sa" they are frames of the cache (`recalling`).
+    times: of the frames, by default 0, 1, 2, …; those of the cache are −1, −2, … backwards.
+    """
+    branch, frames = attached_branch(transformer), latents.shape[2]
     if (cameras is None) != (branch is None):
         expected = "None for a model without a camera branch" if branch is None else "given to a model with a branch"
         got = "None" if cameras is None else "cameras"
         raise invalid(CAMERAS, expected, got, "attach or load a branch" if branch is None else "pass one per frame")
-    times = torch.arange(-past, frames, dtype=torch.float64, device=latents.device)[None]
-    grid = _grid(transformer, latents)
-    plan = _ready_plan(rotary_plan(transformer.rope, grid, times[:, past:], times), latents)
-    reader = KeyReader(cache)
-    condition = None
+    moments = torch.tensor([*cache.times, *(times or range(frames))], dtype=torch.float64, device=latents.device)
+    plan = rotary_plan(transformer.rope, _grid(transformer, latents), moments[None, -frames:], moments[None])
+    plan, reader, condition = _ready_plan(plan, latents), KeyReader(cache), None
     if branch is not None and cameras is not None:
-        condition = replace(_ready_cameras(branch, cache, latents, cameras, grid), past=reader)
+        condition = replace(branch.prepare_block(cameras, latents, cache.cameras, moments, history), past=reader)
     return BlockCondition(plan, condition, cameras, reader)
 
 
@@ -163,6 +170,27 @@ def commit(
     return cache.after(reading.reader.kept(latents.shape[2], given))
 
 
+def recalling(
+    transformer: WanTransformer3DModel,
+    cache: KeyCache,
+    latents: Tensor,  # [B, C, n, h, w]
+    cameras: Cameras | None,  # [n] or [B, n]
+    text: Tensor,  # [B, L, text_dim]
+    times: Sequence[float] | None = None,  # [n], counted from the first frame of the next block
+) -> KeyCache:
+    """The cache with further frames for the next block alone: finished ones from long ago, or references.
+
+    One clean pass makes their keys, in which they see each other. Without times they stand in line before all others.
+    """
+    count = latents.shape[2]
+    alone = KeyCache(window=2 * count, block=count)
+    block = ready_block(transformer, alone, latents.to(transformer.dtype), cameras, times=times)
+    frames = commit(transformer, alone, block, latents, text).frames
+    own: Sequence[float | None] = times or [None] * count
+    timed = [replace(frame, time=time) for frame, time in zip(frames, own, strict=True)]
+    return replace(cache, recalled=tuple(timed))
+
+
 class CausalInput:
     """The hooks of a causal transformer: visibility and cache reach the blocks with the rotary embedding."""
 
@@ -187,7 +215,7 @@ class CausalInput:
         """Forward pre-hook of the transformer: take `sees` and `past` out of `attention_kwargs`."""
         given = dict(kwargs.get("attention_kwargs") or {})
         sees, past = given.pop(SEES, None), given.pop(PAST, None)
-        self._forward.underway = None
+        self._forward.underway, self._forward.references = None, 0
         if sees is None and past is None:
             return args, kwargs
         _check_processors(transformer)
@@ -196,10 +224,15 @@ class CausalInput:
             self._forward.underway = _checked_block(past, sees, given, latents), past.reader
             given[CAMERAS] = past.cameras
         else:
-            cameras = given.get(CAMERAS)
-            times = cameras.times if isinstance(cameras, CameraCondition) else given.get(TIMES)
-            self._forward.underway = _whole_plan(transformer, latents, times, sees), None
-            _prepare_cameras(transformer, latents, sees, given)
+            branch = attached_branch(transformer)
+            history = leading_references(branch, given)
+            if branch is not None and history is not None:
+                history = led_by_references(given, history, latents, branch.config["latent_stride"])
+                args, kwargs = with_references(args, kwargs, history, transformer.config.patch_size, before=True)
+                sees, latents = seeing_references(sees, history.count), args[0] if args else kwargs["hidden_states"]
+                self._forward.references = history.count
+            self._forward.underway = _whole_plan(transformer, latents, given, sees), None
+            _prepare_cameras(branch, latents, sees, given)
         return args, {**kwargs, "attention_kwargs": given}
 
     def after_rope(self, rope: nn.Module, args: tuple[Any, ...], native: Any) -> Any:
@@ -207,6 +240,11 @@ class CausalInput:
         forward = self._forward
         underway, forward.underway = getattr(forward, "underway", None), None
         return native if underway is None else CausalRotary(native, *underway)
+
+    def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Forward hook of the transformer: drop what came out for references."""
+        references = getattr(self._forward, "references", 0)
+        return without_references(output, references, before=True) if references else output
 
 
 def _checked_block(past: object, sees: object, others: dict[str, Any], latents: Tensor) -> AttentionPlan:
@@ -224,8 +262,10 @@ def _checked_block(past: object, sees: object, others: dict[str, Any], latents: 
     return past.plan
 
 
-def _whole_plan(transformer: Any, latents: Tensor, times: Times | None, sees: Visibility) -> AttentionPlan:
+def _whole_plan(transformer: Any, latents: Tensor, given: dict[str, Any], sees: Visibility) -> AttentionPlan:
     """The base model's plan for a whole clip, or for two copies of it."""
+    cameras = given.get(CAMERAS)
+    times: Times | None = cameras.times if isinstance(cameras, CameraCondition) else given.get(TIMES)
     batch, frames = latents.shape[0], latents.shape[2]
     moments = torch.arange(frames) if times is None else torch.as_tensor(times)
     moments = moments.to(latents.device, torch.float64)
@@ -239,9 +279,9 @@ def _whole_plan(transformer: Any, latents: Tensor, times: Times | None, sees: Vi
     return _ready_plan(rotary_plan(transformer.rope, _grid(transformer, latents), moments, moments, sees), latents)
 
 
-def _prepare_cameras(transformer: Any, latents: Tensor, sees: Visibility, given: dict[str, Any]) -> None:
+def _prepare_cameras(branch: CameraBranch | None, latents: Tensor, sees: Visibility, given: dict[str, Any]) -> None:
     """Put cameras under the same visibility into attention_kwargs; those made ready must have been made for it."""
-    branch, cameras = attached_branch(transformer), given.get(CAMERAS)
+    cameras = given.get(CAMERAS)
     if branch is None:
         given.pop(TIMES, None)
     elif isinstance(cameras, CameraCondition):
@@ -250,24 +290,6 @@ def _prepare_cameras(transformer: Any, latents: Tensor, sees: Visibility, given:
             raise invalid("cameras made ready", "for the visibility of this call", repr(cameras.sees)[:80], fix)
     elif isinstance(cameras, Cameras):
         given[CAMERAS] = branch.prepare(cameras, latents, given.pop(TIMES, None), given.pop(HISTORY, None), sees=sees)
-
-
-def _ready_cameras(
-    branch: CameraBranch, cache: KeyCache, latents: Tensor, cameras: Cameras, grid: tuple[int, int]
-) -> CameraCondition:
-    """A block's cameras as queries, those of the cache and its own as keys."""
-    check_causal(branch, None)
-    assert branch.encoding is not None
-    check_frame_count(cameras, latents.shape[2], branch.config["latent_stride"])
-    own, _ = matched_batch(cameras.to(latents.device), None, latents.shape[0])
-    seen = cache.cameras
-    keys = own if seen is None else seen.joined(own)
-    if branch.in_world:
-        keys = keys.seen_from(keys.origin())
-    past = keys.count - own.count
-    own, times = keys.at(slice(past, None)), torch.arange(-past, own.count)
-    plan = branch.encoding.plan(own, grid, key=keys, times=times[past:], key_times=times)
-    return CameraCondition(own, grid, times[past:], plan=branch.ready(plan, latents))
 
 
 def _ready_plan(plan: AttentionPlan, latents: Tensor) -> AttentionPlan:

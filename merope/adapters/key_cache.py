@@ -24,10 +24,12 @@ class FrameKeys:
     """One latent frame: keys and values of every layer by its name, and its camera.
 
     camera: [1] or [B, 1]. None for a model without a camera branch.
+    time: latent frames after the first one of the block that reads; None: in line with the other frames of the cache.
     """
 
     layers: dict[str, KeysValues]
     camera: Cameras | None
+    time: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,12 @@ class KeyCache:
     def seen(self) -> tuple[FrameKeys, ...]:
         """All frames that the next block sees, in the order in which they stand before it."""
         return self.recalled + self.frames
+
+    @property
+    def times(self) -> list[float]:
+        """Of all frames that the next block sees, counted from its first: …, −2, −1, but for those with their own."""
+        count = len(self.seen)
+        return [place - count if frame.time is None else frame.time for place, frame in enumerate(self.seen)]
 
     @property
     def cameras(self) -> Cameras | None:  # [n] or [B, n]

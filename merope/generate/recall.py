@@ -1,20 +1,19 @@
 """Views from the past of a stream: frames that it made at the same place, long forgotten by its cache.
 
 A stream that remembers keeps the latents and cameras of its blocks, up to a number of frames. Those that look at the
-place of the next block are found as retrieved history is (`curation/retrieve.py`: within 10 m and 45°) and stand in the
-cache once more, for this block. Their keys are made anew by one clean pass, in which they see each other.
+place of the next block are found as retrieved history is (`curation/retrieve.py`: within 10 m and 45°), and this block
+sees them once more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from merope.adapters.causal_wan import commit, ready_block
+from merope.adapters.history import HistoryReferences
 from merope.adapters.key_cache import KeyCache, all_joined
-from merope.curation.retrieve import FrameTable, HistoryIndex, Target, spread_frames
+from merope.curation.retrieve import HISTORY_TIME_TAG, FrameTable, HistoryIndex, Target, spread_frames
 from merope.geometry.cameras import Cameras
 
 HERE, BEFORE, NOW = "here", "before", "now"
@@ -35,8 +34,14 @@ class Views:
     """Frames of the past that look at the place of a block, oldest first."""
 
     frames: tuple[int, ...]  # latent frames of the stream
+    matched: tuple[int, ...]  # frames of the block that they were found for
     latents: Tensor  # [1, C, n, h, w]
     cameras: Cameras  # [n]
+
+    def references(self) -> HistoryReferences:
+        """The same as retrieved history."""
+        times = [frame + HISTORY_TIME_TAG for frame in self.matched]
+        return HistoryReferences(self.latents, self.cameras, times)
 
 
 def with_block(past: tuple[PastBlock, ...], block: PastBlock, most: int) -> tuple[PastBlock, ...]:
@@ -72,23 +77,15 @@ def views_of_place(
     moments = torch.tensor([float(block.first + place) for block, place in places])
     table = FrameTable(poses, [HERE] * len(poses), [BEFORE] * len(poses), moments)
     target = Target(cameras.world_from_camera.cpu(), HERE, NOW)
-    chosen = sorted(HistoryIndex(table).nearest(target, asked).frame.tolist())
-    return _views([places[row] for row in chosen]) if chosen else None
+    found = HistoryIndex(table).nearest(target, asked)
+    chosen = sorted(zip(found.frame.tolist(), found.target.tolist(), strict=True))
+    return _views([places[row] for row, _ in chosen], tuple(frame for _, frame in chosen)) if chosen else None
 
 
-def _views(places: Sequence[tuple[PastBlock, int]]) -> Views:
+def _views(places: Sequence[tuple[PastBlock, int]], matched: tuple[int, ...]) -> Views:
     cameras = all_joined([block.cameras.at(slice(place, place + 1)) for block, place in places])
     latents = torch.cat([block.latents[:, :, place : place + 1] for block, place in places], dim=2)
-    return Views(tuple(block.first + place for block, place in places), latents, cameras)
-
-
-def recalling(transformer: Any, cache: KeyCache, views: Views, text: Tensor) -> KeyCache:
-    """The cache of one text with these views before all else, until the next block is in it."""
-    count = views.cameras.count
-    alone = KeyCache(window=2 * count, block=count)
-    latents = views.latents.to(text.device, transformer.dtype)
-    block = ready_block(transformer, alone, latents, views.cameras)
-    return replace(cache, recalled=commit(transformer, alone, block, latents, text).frames)
+    return Views(tuple(block.first + place for block, place in places), matched, latents, cameras)
 
 
 def _has_pose(cameras: Cameras) -> list[bool]:

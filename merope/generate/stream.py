@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merope.adapters.causal_wan import BlockCondition, attach_causal, commit, ready_block
+from merope.adapters.causal_wan import BlockCondition, attach_causal, commit, ready_block, recalling
+from merope.adapters.history import HistoryReferences
 from merope.adapters.key_cache import KeyCache
 from merope.adapters.wan import attached_branch
 from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.conditions import Frames, check_finite, prefix_tensor
-from merope.generate.recall import PastBlock, recalling, views_of_place, with_block
+from merope.generate.history_frames import check_history
+from merope.generate.recall import PastBlock, views_of_place, with_block
 from merope.generate.stream_checks import (
     check_models,
     check_prefix_blocks,
@@ -84,16 +86,20 @@ class CameraStream:
         self,
         cameras: Cameras | Tensor | None = None,  # [block_frames] or poses [block_frames, 4, 4]
         recall: int = 0,
+        history: HistoryReferences | None = None,
     ) -> Tensor:  # uint8 [block_frames, H, W, 3]
         """The next block of frames, seen by these cameras.
 
         cameras: of every RGB frame. Poses alone (world_from_camera, metres) take the stream's lens.
         recall: at most so many latent frames of the same place, that the window has left behind, are seen besides.
+        history: retrieved images for this block, for a branch that was made for them; matched with its latent frames
+            0, 1, 2 (`merope.HistoryFrames`).
         """
-        check_recall(recall, self.settings)
+        check_recall(recall, history, self.settings)
         posed = self._latent_cameras(cameras, self.block_frames)
-        state, noise = self._recalling(posed, recall), self._noise()
-        block = self._block(state, noise, posed)
+        noise = self._noise()
+        state, across = self._shown(posed, recall, history)
+        block = self._block(state, noise, posed, across)
         frames, after = self._finished(state, self._denoised(state, noise, block), block)
         self._before, self._state = self._state, replace(after, blocks=self._state.blocks + 1)
         return frames
@@ -119,7 +125,7 @@ class CameraStream:
         posed = self._latent_cameras(cameras, prefix.shape[1])
         for start in range(0, latents.shape[2], self.settings.block):
             own = slice(start, start + self.settings.block)
-            block = self._block(self._state, latents[:, :, own], None if posed is None else posed.at(own))
+            block = self._block(self._state, latents[:, :, own], None if posed is None else posed.at(own), None)
             _, self._state = self._finished(self._state, latents[:, :, own], block)
 
     def _latent_cameras(self, given: Cameras | Tensor | None, frames: int) -> Cameras | None:
@@ -131,20 +137,36 @@ class CameraStream:
         first = 0 if self.frames == 0 else stride - 1
         return None if cameras is None else cameras.at(slice(first, None, stride))
 
-    def _recalling(self, cameras: Cameras | None, most: int) -> StreamState:
-        """The state with views of the block's place in its caches."""
-        state = self._state
-        views = views_of_place(state.past, state.caches[0], cameras, most) if most and cameras is not None else None
-        if views is None:
-            return replace(state, recalled=())
-        pairs = zip(state.caches, state.texts, strict=True)
-        caches = tuple(recalling(self.pipe.transformer, cache, views, text) for cache, text in pairs)
-        return replace(state, caches=caches, recalled=views.frames)
+    def _shown(
+        self, cameras: Cameras | None, recall: int, history: HistoryReferences | None
+    ) -> tuple[StreamState, HistoryReferences | None]:
+        """The state with further frames in its caches, or the references of a branch with history "ca"."""
+        state, branch = replace(self._state, recalled=()), attached_branch(self.pipe.transformer)
+        if history is not None:
+            settings = self.settings
+            check_history(history, branch, 1, settings.height, settings.width, settings.block)
+            history = history.encoded(self.pipe.encode_frames)
+        elif recall and cameras is not None:
+            views = views_of_place(state.past, state.caches[0], cameras, recall)
+            history = None if views is None else views.references()
+            state = state if views is None else replace(state, recalled=views.frames)
+        path = None if branch is None else branch.config["history"]
+        if history is None or history.count == 0 or path == "ca":
+            return state, history
+        latents = history.latents.to(self.pipe._execution_device)
+        times = history.moments.flatten().tolist() if path == "sa" else None
+        caches = tuple(
+            recalling(self.pipe.transformer, cache, latents, history.posed, text, times)
+            for cache, text in zip(state.caches, state.texts, strict=True)
+        )
+        return replace(state, caches=caches), None
 
-    def _block(self, state: StreamState, latents: Tensor, cameras: Cameras | None) -> BlockCondition:
+    def _block(
+        self, state: StreamState, latents: Tensor, cameras: Cameras | None, history: HistoryReferences | None
+    ) -> BlockCondition:
         """Plans of the next block, for latents of this shape."""
         transformer = self.pipe.transformer
-        return ready_block(transformer, state.caches[0], latents.to(transformer.dtype), cameras)
+        return ready_block(transformer, state.caches[0], latents.to(transformer.dtype), cameras, history)
 
     def _denoised(self, state: StreamState, latents: Tensor, block: BlockCondition) -> Tensor:  # [1, C, block, h, w]
         """The latents of a block from its noise."""

@@ -6,6 +6,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from torch import Tensor
 
+from merope.adapters.history import HistoryReferences
 from merope.errors import invalid
 from merope.generate.strides import VideoStrides
 from merope.generate.text import Text
@@ -48,11 +49,13 @@ def check_settings(pipe: "CameraVideoPipeline", settings: "StreamSettings", text
             raise invalid(name, "an int ≥ 0", repr(value), fix)
 
 
-def check_recall(recall: int, settings: "StreamSettings") -> None:
-    """Refuse to look for more views than a block has frames, or in a memory that there is not."""
+def check_recall(recall: int, history: HistoryReferences | None, settings: "StreamSettings") -> None:
+    """Refuse to look for more views than a block has frames, in a memory that there is not, or beside given ones."""
     if not isinstance(recall, int) or isinstance(recall, bool) or not 0 <= recall <= settings.block:
         fix = "each frame of the block is matched with one at most"
         raise invalid("recall", f"an int from 0 to {settings.block}, the latent frames of a block", repr(recall), fix)
+    if recall and history is not None:
+        raise invalid("history", "None where views are recalled", "both", "pass one of the two")
     if recall and not settings.remember:
         fix = "make it with pipe.stream(remember=300)"
         raise invalid("recall", "0 for a stream that remembers nothing", recall, fix)

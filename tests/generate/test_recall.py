@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from merope.adapters.key_cache import KeyCache
 from merope.attention.visible_cameras import Visibility
 from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.history_frames import HistoryFrames
 from merope.generate.recall import PastBlock, views_of_place, with_block
 from merope.generate.stream import CameraStream, block_noise
 from merope.geometry.cameras import Cameras
@@ -129,3 +130,33 @@ def test_what_cannot_be_recalled_is_refused(
     stream = begun(pipe, **{**SHORT, **options})
     with pytest.raises(ValueError, match=message):
         stream.drive(home_and_back(0), recall=recall)
+
+
+@pytest.mark.parametrize("history", ["sa", "ca"])
+def test_a_model_with_history_takes_views_and_images_as_such(history: str) -> None:
+    pipe = model(history=history)
+    recalled = driven(pipe, recall=3)
+    assert recalled.recalled == (1, 2)
+    beside = Cameras(straight_drive(2, 0.5), LENS)
+    images = HistoryFrames(video(2, seed=4), beside, matched=[0, 2])
+    stream = begun(pipe, **SHORT)
+    for block in range(2):
+        stream.drive(home_and_back(block))
+    latents = []
+    for given in (None, images):
+        stream.drive(home_and_back(2), history=given)
+        latents.append(stream.latents)
+        stream.undo()
+    assert not torch.allclose(*latents, rtol=1e-3)
+    assert not torch.allclose(recalled.latents, latents[0], rtol=1e-3)
+    with pytest.raises(ValueError, match="history must be None where views are recalled"):
+        stream.drive(home_and_back(2), recall=1, history=images)
+    with pytest.raises(ValueError, match=r"history.matched must be in \[0, 3\)"):
+        stream.drive(home_and_back(2), history=HistoryFrames(video(2), beside, matched=[0, 7]))
+
+
+def test_images_are_refused_by_a_model_without_history(pipe: CameraVideoPipeline) -> None:
+    stream = begun(pipe, **SHORT)
+    images = HistoryFrames(video(1), Cameras(straight_drive(1), LENS), matched=[0])
+    with pytest.raises(ValueError, match="history must be None for a model that takes none"):
+        stream.drive(home_and_back(0), history=images)
