@@ -5,8 +5,8 @@
 
 Without a model: a tiny random Wan with a VAE and a MeRoPE branch, one denoising step for each block, so that thousands
 of blocks pass in minutes. With one: a folder that `CameraVideoPipeline.from_pretrained` reads, its branch in `branch/`
-and its sizes in `clips.json`. Every row is a tenth of the stream: milliseconds for a block, its shares, what process
-and cache hold.
+and its sizes in `clips.json`. Every row is a tenth of the stream: milliseconds for a block (on the clock, and of CPU
+time, which other work on the machine does not lengthen), its shares, what process and cache hold.
 
 At the end one more block is driven, and driven again from the same cache with another count of forgotten frames. Both
 must be the same to the last bit.
@@ -105,12 +105,13 @@ def drive(stream: CameraStream, blocks: int, lens: Pinhole) -> list[dict[str, fl
     share = max(1, blocks // ROWS)
     for done in range(share, blocks + 1, share):
         watch.seconds = dict.fromkeys(watch.seconds, 0.0)
-        start, frames = now(), 0
+        start, cpu_start, frames = now(), time.process_time(), 0
         for _ in range(share):
             frames += len(stream.drive(Cameras(driving_poses(stream.frames, stream.block_frames), lens)))
-        seconds = now() - start
+        seconds, cpu_seconds = now() - start, time.process_time() - cpu_start
         shares = {f"{name}_percent": round(100 * part / seconds, 1) for name, part in watch.seconds.items()}
         row = {"blocks": done, "ms_per_block": round(1000 * seconds / share, 2), "fps": round(frames / seconds, 2)}
+        row["cpu_ms_per_block"] = round(1000 * cpu_seconds / share, 2)
         cache = {"cache_bytes": sum(each.bytes for each in stream._state.caches)}
         rows.append({**row, **shares, "resident_mib": round(resident_mib(), 1), **cache})
         print(json.dumps(rows[-1]), flush=True)

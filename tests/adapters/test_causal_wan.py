@@ -160,9 +160,9 @@ def test_what_was_forgotten_leaves_no_trace(model: WanTransformer3DModel) -> Non
     assert torch.equal(*made)
 
 
-@pytest.mark.parametrize("encoding", ["raynova", "prope"])
-def test_other_encodings_stream_too(encoding: str) -> None:
-    transformer = causal_wan(head_dim=48, encoding=encoding, encoding_options={}, compression=1)
+@pytest.mark.parametrize("config", [{"encoding": "raynova"}, {"encoding": "prope", "translation_scale": 0.1}])
+def test_other_encodings_stream_too(config: dict[str, Any]) -> None:
+    transformer = causal_wan(head_dim=48, encoding_options={}, compression=1, **config)
     inputs = tiny_inputs(shape=SHAPE) | {"timestep": torch.zeros(2)}
     far = curved_drive(FRAMES)
     far[:, :3, 3] += 1e6
@@ -236,8 +236,10 @@ def test_detach_gives_the_base_model_back(branch_first: bool) -> None:
 
 
 def test_compiled_blocks_are_causal_in_one_graph() -> None:
-    transformer = causal_wan()
-    inputs = tiny_inputs(shape=SHAPE)
+    transformer = tiny_wan(num_layers=1)
+    perturb(attach(transformer, tiny_config(blocks=[0])))
+    attach_causal(transformer)
+    inputs = tiny_inputs(shape=(1, 4, 6, 2, 2))
     usual = whole(transformer, inputs)
     transformer.compile_repeated_blocks(fullgraph=True, backend="eager")
     assert_close(whole(transformer, inputs), usual, **CLOSE)
@@ -304,8 +306,6 @@ def test_other_models_are_refused_and_compiled_ones_must_be_causal_before() -> N
     with pytest.raises(ValueError, match="must be 1 for causal attention, got 2"):
         attach_causal(tiny_wan(num_layers=1, patch_size=(2, 2, 2)))
     transformer = tiny_wan(num_layers=1)
-    with pytest.raises(ValueError, match=r"before torch\.compile"):
-        attach_causal(torch.compile(transformer))
     attach_causal(transformer)
     attach_causal(torch.compile(transformer))
 
