@@ -92,9 +92,9 @@ def now() -> float:
 
 
 def resident_mib() -> float:
-    """Of this process."""
+    """What this process has allocated and holds in memory; pages of files come and go with other work."""
     status = Path("/proc/self/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
 
 def drive(stream: CameraStream, blocks: int, lens: Pinhole) -> list[dict[str, float]]:

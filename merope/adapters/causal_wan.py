@@ -218,6 +218,9 @@ class CausalInput:
         self._forward.underway, self._forward.references = None, 0
         if sees is None and past is None:
             return args, kwargs
+        if past is None and not isinstance(sees, Visibility):
+            fix = "Visibility.block_causal(frames) makes one"
+            raise invalid(f'attention_kwargs["{SEES}"]', "a merope.Visibility", type(sees).__name__, fix)
         _check_processors(transformer)
         latents = args[0] if args else kwargs["hidden_states"]
         if past is not None:
@@ -269,10 +272,10 @@ def _whole_plan(transformer: Any, latents: Tensor, given: dict[str, Any], sees: 
     batch, frames = latents.shape[0], latents.shape[2]
     moments = torch.arange(frames) if times is None else torch.as_tensor(times)
     moments = moments.to(latents.device, torch.float64)
-    if moments.shape[-1:] != (frames,) or moments.ndim > 2 or not bool(moments.isfinite().all()):
-        raise invalid(
-            TIMES, f"finite, one for each of {frames} latent frames", list(moments.shape), "pass latent-frame indices"
-        )
+    fits = moments.shape[-1:] == (frames,) and (moments.ndim == 1 or (moments.ndim == 2 and batch % len(moments) == 0))
+    if not fits or not bool(moments.isfinite().all()):
+        expected = f"finite, one for each of {frames} latent frames"
+        raise invalid(TIMES, expected, list(moments.shape), "pass latent-frame indices, of one clip or of each")
     if moments.ndim == 2:
         moments = moments.repeat_interleave(batch // moments.shape[0], dim=0)
     moments = moments.reshape(-1, frames)
@@ -307,8 +310,7 @@ def _check_processors(transformer: Any) -> None:
     """Refuse a block that would see everything: someone set another processor after `attach_causal`."""
     for index, block in enumerate(transformer.blocks):
         found = block.attn1.processor
-        if not isinstance(
-            getattr(found, "base", None) if isinstance(found, CameraProcessor) else found, CausalAttention
-        ):
+        inner = found.base if isinstance(found, CameraProcessor) else found
+        if not isinstance(inner, CausalAttention):
             fix = "call merope.detach_causal and merope.attach_causal after set_attn_processor"
             raise invalid(f"processor of block {index}", "a causal one", type(found).__name__, fix)

@@ -115,7 +115,7 @@ class CameraStream:
         """Write all that it takes to go on into one file, in one step; `pipe.resume_stream(folder)` reads it."""
         return write_stream(Path(folder), self.pipe, self.settings, self.lens, self._state)
 
-    def begin(
+    def _begin(
         self,
         prefix: Tensor,  # uint8 [1, T, H, W, 3]
         cameras: Cameras | Tensor | None,
@@ -279,7 +279,7 @@ def open_stream(
     texts = _texts(embedded)
     stream = CameraStream(pipe, settings, lens, StreamState((cache,) * len(texts), texts))
     if clean is not None:
-        stream.begin(clean, cameras)
+        stream._begin(clean, cameras)
     return stream
 
 

@@ -254,6 +254,10 @@ def test_what_does_not_fit_is_refused() -> None:
         forward(transformer, inputs, sees=Visibility.block_causal(6), cameras=path)
     with pytest.raises(ValueError, match="times must be finite, one for each of 8 latent frames"):
         forward(transformer, inputs, sees=sees, cameras=path, times=[0, 1])
+    with pytest.raises(ValueError, match=r"times must be finite, .*got \[3, 8\]"):
+        forward(transformer, inputs, sees=sees, cameras=path, times=torch.zeros(3, FRAMES))
+    with pytest.raises(ValueError, match=r'attention_kwargs\["sees"\] must be a merope.Visibility, got int'):
+        forward(transformer, inputs, sees=3, cameras=path)
     block = ready_block(transformer, KeyCache(6), latents[:, :, :3], path.at(slice(3)))
     with pytest.raises(ValueError, match=r'attention_kwargs\["past"\] must be of 8 frames, got 3'):
         forward(transformer, inputs, past=block)
