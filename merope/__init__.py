@@ -20,6 +20,7 @@ from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnifie
 if TYPE_CHECKING:
     from merope.adapters.branch_config import CameraBranchConfig
     from merope.adapters.camera_branch import CameraBranch
+    from merope.adapters.causal_wan import attach_causal, detach_causal
     from merope.adapters.history import HistoryReferences
     from merope.adapters.wan import attach, attached_branch, cameras, detach, load_branch
     from merope.generate.camera_video import CameraVideoPipeline
@@ -34,9 +35,11 @@ _NEEDS_DIFFUSERS = {
     "HistoryFrames": "merope.generate.history_frames",
     "HistoryReferences": "merope.adapters.history",
     "attach": "merope.adapters.wan",
+    "attach_causal": "merope.adapters.causal_wan",
     "attached_branch": "merope.adapters.wan",
     "cameras": "merope.adapters.wan",
     "detach": "merope.adapters.wan",
+    "detach_causal": "merope.adapters.causal_wan",
     "load_branch": "merope.adapters.wan",
 }
 """Imported at first use: importing merope alone does not import diffusers."""
@@ -65,10 +68,12 @@ __all__ = [
     "UnifiedCamera",
     "Visibility",
     "attach",
+    "attach_causal",
     "attached_branch",
     "attend",
     "cameras",
     "detach",
+    "detach_causal",
     "encoding",
     "load_branch",
     "pose_auc",

@@ -27,6 +27,7 @@ class CameraProcessor(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.base: Any = None  # set when the processor takes its place
+        self.layer = ""  # the branch's name of it
 
     def take_place_of(self, base: Any) -> None:
         """Stand in for another processor. Attention layers hand on what its signature names, and they read it here."""
@@ -124,6 +125,8 @@ class CameraAttention(CameraProcessor):
         q, k, v = self.projected(x)
         if condition.gather is not None:
             k, v = condition.gather(k, 2), condition.gather(v, 2)
+        if condition.past is not None:
+            k, v = condition.past.joined(self.layer, k, v)
         if condition.plan is not None:
             attended = attend(q, k, v, condition.plan)
         else:

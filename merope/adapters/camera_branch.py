@@ -75,6 +75,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         self.features: AdditiveFeatures | None = None
         build = {"parallel": self._parallel, "rerope": self._carved, "additive": self._additive}[integration]
         self.camera_blocks = nn.ModuleDict({str(index): build() for index in indices})
+        for index, processor in self.processors().items():
+            processor.layer = f"camera.{index}"
 
     def _check_supported(self, integration: Integration, history: HistoryPath | None) -> None:
         """Refuse what the base model's attention does not take."""
@@ -156,6 +158,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         sample. Where a batch of b clips meets B = n·b latents, each clip serves n neighbouring samples, as
         `num_videos_per_prompt` of diffusers' pipelines lays them out. `sees`: for a model whose frames do not see all.
         """
+        if sees is not None:
+            self._check_visible(history)
         located = replace(self.located(cameras, latents, times), sees=sees)
         references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
@@ -169,13 +173,53 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         if self.frame_share is not None:
             return self._shared(located, latents, self.frame_share(located.cameras.count))
         plan = self.encoding.plan(located.cameras, located.grid, times=located.times, sees=sees)
-        located = replace(located, plan=self._ready(plan, latents))
+        located = replace(located, plan=self.ready(plan, latents))
         if references is None or located.history is not None:
             return located
+        return self._looking_across(located, references, latents)
+
+    def prepare_block(
+        self,
+        cameras: Cameras,  # [block] or [b, block]
+        latents: Tensor,  # [B, channels, block, H, W]
+        past: Cameras | None,  # [P] or [B, P], those of a stream's cache
+        times: Tensor,  # [P + block] latent frames
+        history: HistoryReferences | None = None,
+    ) -> CameraCondition:
+        """A block of a stream: its cameras are queries, those of the cache and its own are keys."""
+        check_causal(self)
+        self._check_visible(history)
+        assert self.encoding is not None
+        check_frame_count(cameras, latents.shape[2], self.config["latent_stride"])
+        own, _ = matched_batch(cameras.to(latents.device), None, latents.shape[0])
+        keys = own if past is None else past.joined(own)
+        references = self._references(history, latents, keys)
+        if self.in_world:
+            keys = keys.seen_from(keys.origin())
+        earlier = keys.count - own.count
+        located = CameraCondition(keys.at(slice(earlier, None)), self._grid(latents), times[earlier:])
+        plan = self.encoding.plan(located.cameras, located.grid, key=keys, times=located.times, key_times=times)
+        located = replace(located, plan=self.ready(plan, latents))
+        return located if references is None else self._looking_across(located, references, latents)
+
+    def _check_visible(self, history: HistoryReferences | None) -> None:
+        """Refuse what a visibility of the video's own cameras says nothing about."""
+        if self.frame_share is not None:
+            raise invalid("sees", "None where ranks share a clip", "a visibility", "let one rank hold whole clips")
+        if self.config["history"] == "sa" and existing(history) is not None:
+            expected = 'None for cameras made ready for a causal model with history "sa"'
+            fix = "pass cameras and history to the transformer as they are; a stream keeps references in its cache"
+            raise invalid("history", expected, "references", fix)
+
+    def _looking_across(
+        self, located: CameraCondition, references: HistoryReferences, latents: Tensor
+    ) -> CameraCondition:
+        """History "ca": with a plan from the video's tokens to the references'."""
+        assert self.encoding is not None
         across = self.encoding.plan(
             located.cameras, located.grid, key=references.posed, times=located.times, key_times=references.times
         )
-        return replace(located, history=references, history_plan=self._ready(across, latents))
+        return replace(located, history=references, history_plan=self.ready(across, latents))
 
     def _shared(self, whole: CameraCondition, latents: Tensor, share: FrameShare) -> CameraCondition:
         """The condition of one rank: queries of its own frames, keys of all frames."""
@@ -185,9 +229,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         plan = self.encoding.plan(
             own, whole.grid, key=whole.cameras, key_grid=whole.grid, times=times[..., share.own], key_times=times
         )
-        return replace(whole, plan=self._ready(plan, latents), gather=share.gather)
+        return replace(whole, plan=self.ready(plan, latents), gather=share.gather)
 
-    def _ready(self, plan: AttentionPlan, latents: Tensor) -> AttentionPlan:
+    def ready(self, plan: AttentionPlan, latents: Tensor) -> AttentionPlan:
         """The plan in the precision of the transforms, with the tables of the kernels that will run it."""
         plan = replace(plan.to(dtype=plan_dtype(latents)), head_dim=self.head_dim)
         make_ready(plan, attended_dtype(latents))
@@ -209,13 +253,13 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         if self.config["history"] == "sa" and self.time_limit is not None:
             check_rotary_times(given, self.time_limit)
         served = given.serving(latents)
-        if not self._in_world:
+        if not self.in_world:
             return served
         origin = matched_batch(video.to(latents.device), None, len(latents))[0].origin()
         return replace(served, cameras=served.posed.seen_from(origin))
 
     @property
-    def _in_world(self) -> bool:
+    def in_world(self) -> bool:
         """Whether the encoding depends on the world frame: a clip's is then that of its first camera.
 
         So it is in training and for any path later; maps and reconstructions have origins of their own.
@@ -224,15 +268,19 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
 
     def located(self, cameras: Cameras, latents: Tensor, times: Times | None = None) -> CameraCondition:
         """Cameras checked against latents, brought to their device and batch, with their token grid; no plan yet."""
-        batch, _, frames, height, width = latents.shape
-        patch_frames, patch_rows, patch_columns = self.config["base"]["patch_size"]
-        check_frame_count(cameras, frames // patch_frames, self.config["latent_stride"])
+        patch_frames = self.config["base"]["patch_size"][0]
+        check_frame_count(cameras, latents.shape[2] // patch_frames, self.config["latent_stride"])
         if self.family.doubles_batch:
-            check_whole_batch(cameras, batch)
-        cameras, times = matched_batch(cameras.to(latents.device), times, batch)
-        if self._in_world:
+            check_whole_batch(cameras, latents.shape[0])
+        cameras, times = matched_batch(cameras.to(latents.device), times, latents.shape[0])
+        if self.in_world:
             cameras = cameras.seen_from(cameras.origin())
-        return CameraCondition(cameras, (height // patch_rows, width // patch_columns), times)
+        return CameraCondition(cameras, self._grid(latents), times)
+
+    def _grid(self, latents: Tensor) -> tuple[int, int]:
+        """Token rows and columns of a latent frame."""
+        _, rows, columns = self.config["base"]["patch_size"]
+        return latents.shape[3] // rows, latents.shape[4] // columns
 
 
 def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCondition:
@@ -240,6 +288,16 @@ def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCo
     times = joint_times(video.times, video.cameras.count, references)
     cameras = joined(video.cameras, references.posed)
     return replace(video, cameras=cameras, times=times, history=references)
+
+
+def check_causal(branch: CameraBranch) -> None:
+    """Refuse branches whose attention cannot be that of a causal model."""
+    if branch.config["integration"] != "parallel":
+        fix = 'make the branch with integration="parallel"'
+        raise invalid("integration", '"parallel" for a causal model', repr(branch.config["integration"]), fix)
+    if branch.encoding is not None and branch.encoding.content_channels:
+        fix = 'use an encoding of pure geometry, such as "merope"'
+        raise invalid("encoding", "one that does not read tokens, for a causal model", branch.config["encoding"], fix)
 
 
 def base_fields(transformer: ModelMixin) -> dict[str, Any]:

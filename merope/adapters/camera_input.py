@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from merope.adapters.conditioning import CAMERAS, HISTORY, TIMES, CameraCondition, CameraRotary, attended_dtype
+from merope.adapters.conditioning import (
+    CAMERAS,
+    HISTORY,
+    PAST,
+    SEES,
+    TIMES,
+    CameraCondition,
+    CameraRotary,
+    attended_dtype,
+)
 from merope.adapters.history import HistoryReferences, existing, tagged_phases, with_references, without_references
 from merope.attention.visible_cameras import Visibility
 from merope.encodings.tokens import Times
@@ -149,7 +158,7 @@ class CameraInput:
         if embed is not None and condition.history is not None:
             latents: Tensor = args[0]  # what the rotary embedding is asked about
             references = embed(condition.history.latents.to(latents)).flatten(2).transpose(1, 2)
-        return CameraRotary((native[0], native[1]), condition, references)
+        return CameraRotary(native, condition, references)
 
     def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Forward hook of the transformer, also after an error: drop what came out for the references."""
@@ -207,10 +216,13 @@ class CameraInput:
 
 
 def _check_spelling(others: Iterable[str]) -> None:
-    """Refuse keys that are nearly ours: Wan's forward ignores all it does not know, and so would a lost history be."""
+    """Refuse keys that are nearly ours or of a causal model: Wan's forward ignores all that it does not know."""
     if torch.compiler.is_compiling():
         return
     for name in others:
+        if name in (SEES, PAST):
+            fix = "call merope.attach_causal(transformer) first"
+            raise invalid(f'attention_kwargs["{name}"]', "left out of a model that is not causal", name, fix)
         near = difflib.get_close_matches(name, (CAMERAS, TIMES, HISTORY), n=1)
         if near:
             raise invalid(f'attention_kwargs["{name}"]', "a known key", repr(name), f"did you mean {near[0]!r}?")

@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from merope.adapters.causal_attention import CausalRotary
 from merope.adapters.history import HistoryReferences
+from merope.adapters.key_cache import KeyReader
 from merope.attention.plan import AttentionPlan
 from merope.attention.visible_cameras import Visibility
 from merope.encodings.tokens import Times
@@ -20,6 +22,9 @@ from merope.geometry.cameras import Cameras
 
 CAMERAS, TIMES, HISTORY = "cameras", "times", "history"
 """Keys of `attention_kwargs` that are taken out before the transformer's own forward; others are left in."""
+
+SEES, PAST = "sees", "past"
+"""Keys that a causal model takes out before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +38,7 @@ class CameraCondition:
     history: retrieved references of every sample. History "ca" has a `history_plan` of video tokens and references;
         with history "sa" the references stand behind the video in `cameras`, `times` and `plan`.
     sees: which cameras `plan` lets each camera see, None: all.
+    past: hands out a stream's earlier keys and values, which `plan` has before the block's own.
     """
 
     cameras: Cameras  # [V] for all samples, or [B, V]
@@ -44,6 +50,7 @@ class CameraCondition:
     history: HistoryReferences | None = None
     history_plan: AttentionPlan | None = None
     sees: Visibility | None = None
+    past: KeyReader | None = None
 
     @property
     def appended(self) -> HistoryReferences | None:
@@ -65,10 +72,12 @@ class CameraCondition:
 class CameraRotary(tuple[Tensor, Tensor]):
     """A rotary embedding (cos, sin), Wan's [1, N, 1, head_dim], with cameras. Blocks without a branch see the tuple.
 
+    native: the rotary embedding alone, or what stands for it in a causal model.
     condition: of the cameras.
     references: [B, R·P, width] tokens that history "ca" looks at, or None.
     """
 
+    native: tuple[Tensor, Tensor]
     condition: CameraCondition
     references: Tensor | None
 
@@ -76,6 +85,7 @@ class CameraRotary(tuple[Tensor, Tensor]):
         cls, native: tuple[Tensor, Tensor], condition: CameraCondition, references: Tensor | None = None
     ) -> Self:
         rotary = super().__new__(cls, native)
+        rotary.native = native
         rotary.condition = condition
         rotary.references = references
         return rotary
@@ -84,15 +94,12 @@ class CameraRotary(tuple[Tensor, Tensor]):
         """What copies and pickles are made of; a tuple's own are its items alone."""
         return self.native, self.condition, self.references
 
-    @property
-    def native(self) -> tuple[Tensor, Tensor]:
-        """The rotary embedding alone."""
-        return self[0], self[1]
-
     def to(self, device: torch.device | str | None, **_: object) -> Self:
         """The same on another device."""
         references = None if self.references is None else self.references.to(device)
         native = (self[0].to(device), self[1].to(device))
+        if isinstance(self.native, CausalRotary):
+            native = self.native.to(device)
         return type(self)(native, self.condition.to(device), references)
 
 

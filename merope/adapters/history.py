@@ -165,9 +165,12 @@ def joined(video: Cameras, references: Cameras) -> Cameras:  # [(B,) V], [(B,) R
 
 
 def with_references(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], history: HistoryReferences, patch: Patch
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], history: HistoryReferences, patch: Patch, before: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a Wan forward with the references as further frames, whose tokens are at noise level 0."""
+    """Arguments of a Wan forward with the references as further frames, whose tokens are at noise level 0.
+
+    They stand behind the video or before it.
+    """
     names = ("hidden_states", "timestep")  # the first arguments, with or without their names
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     video, timestep = given["hidden_states"], given["timestep"]
@@ -176,7 +179,8 @@ def with_references(
         timestep = timestep[:, None].expand(-1, video.shape[2] * tokens)
     timestep = timestep.expand(video.shape[0], -1)  # Wan takes one of all samples, too
     clean = timestep.new_zeros(video.shape[0], history.count * tokens)
-    changed = (torch.cat((video, history.latents.to(video)), dim=2), torch.cat((timestep, clean), dim=1))
+    pairs = ((video, history.latents.to(video), 2), (timestep, clean, 1))
+    changed = tuple(torch.cat((new, own) if before else (own, new), dim) for own, new, dim in pairs)
     by_name = dict(zip(names[len(args) :], changed[len(args) :], strict=True))
     return (*changed[: len(args)], *args[len(names) :]), {**kwargs, **by_name}
 
@@ -205,11 +209,12 @@ def tagged_phases(
     return tagged(native[0], rope.freqs_cos), tagged(native[1], rope.freqs_sin)
 
 
-def without_references(output: Any, count: int) -> Any:
-    """What a Wan forward returned, less its last `count` frames."""
+def without_references(output: Any, count: int, before: bool = False) -> Any:
+    """What a Wan forward returned, less its last (or first) `count` frames."""
+    video = slice(count, None) if before else slice(-count)
     if isinstance(output, Transformer2DModelOutput):
-        return Transformer2DModelOutput(sample=output.sample[:, :, :-count])
-    return (output[0][:, :, :-count], *output[1:])
+        return Transformer2DModelOutput(sample=output.sample[:, :, video])
+    return (output[0][:, :, video], *output[1:])
 
 
 class HistoryAttention(nn.Module):

@@ -43,7 +43,7 @@ class Part:
         return f"{self.number}/{self.count}"
 
     def own(self, items: Sequence[Item]) -> list[Item]:
-        """Every so manieth item: neighbours, which take alike, go to different parts."""
+        """Every `count`-th item: neighbours take alike, so they go to different parts."""
         return list(items[self.number - 1 :: self.count])
 
 

@@ -40,11 +40,11 @@ def replacing(file: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def replace_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file in one step. A disk that is full is an OSError, as for any other file."""
+def replace_tensors(file: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, with text in its head, in one step. A full disk is an OSError, as elsewhere."""
     with replacing(file) as part:
         try:
-            save_file(tensors, part)
+            save_file(tensors, part, about)
         except SafetensorError as error:
             raise OSError(f"{file} cannot be written: {error}; free some space, or write to another disk") from None
 

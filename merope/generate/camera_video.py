@@ -16,7 +16,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from diffusers.pipelines.wan.pipeline_wan import WanPipeline
 from diffusers.utils.outputs import BaseOutput
-from diffusers.utils.torch_utils import get_module_execution_device, randn_tensor
+from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 from transformers import AutoTokenizer, UMT5EncoderModel
 
@@ -35,10 +35,11 @@ from merope.generate.conditions import (
     latent_cameras,
     prefix_tensor,
 )
+from merope.generate.frame_coding import FrameCoding
 from merope.generate.history_frames import check_history
+from merope.generate.stream import open_stream, resume_stream
 from merope.generate.strides import VideoStrides
 from merope.generate.text import Embeddings, Text
-from merope.generate.whole_clips import decode_clips, encode_clips
 from merope.geometry.cameras import Cameras
 
 StepCallback = Callable[["CameraVideoPipeline", int, Tensor, dict[str, Tensor]], dict[str, Tensor]]
@@ -52,7 +53,7 @@ class CameraVideoOutput(BaseOutput):
     frames: Any
 
 
-class CameraVideoPipeline(WanPipeline):
+class CameraVideoPipeline(FrameCoding, WanPipeline):
     """Wan with a camera branch, or without one; loads the folders that `WanPipeline` loads.
 
     vae: None for a pixel-space model, whose latents are the RGB frames in [−1, 1] themselves.
@@ -91,6 +92,9 @@ class CameraVideoPipeline(WanPipeline):
         self.strides = VideoStrides.of(transformer.config, None if vae is None else vae.config)
         self.vae_scale_factor_temporal, self.vae_scale_factor_spatial = self.strides.frames, self.strides.pixels
 
+    stream = open_stream
+    resume_stream = resume_stream
+
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **options: Any) -> None:
         """Save the components. A camera branch is saved on its own, because base models are loaded without one."""
         if attached_branch(self.transformer) is not None:
@@ -128,7 +132,8 @@ class CameraVideoPipeline(WanPipeline):
             Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
         prefix: clean first frames, uint8 [(B,) T, H, W, 3] or PIL images; with a VAE 4k + 1 of them.
         history: retrieved images of the same place, for a branch that was made for them (`merope.HistoryFrames`).
-        attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA.
+        attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA, {"sees": …} for a causal
+            model (docs/streaming.md).
 
         A model without a text encoder needs no text. The other arguments are those of `diffusers.WanPipeline`.
         """
@@ -206,7 +211,7 @@ class CameraVideoPipeline(WanPipeline):
         assert branch is not None
         references = None if history is None else history.encoded(self.encode_frames)
         of_latents, times = latent_cameras(cameras, self.strides.frames), given.get("times")
-        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references)
+        ready = branch.prepare(of_latents, latents.to(self.transformer.dtype), times, references, given.get("sees"))
         return {**given, "cameras": ready, "times": None}
 
     def _embedded(self, text: Text, batch: int, max_sequence_length: int) -> Embeddings:
@@ -311,35 +316,6 @@ class CameraVideoPipeline(WanPipeline):
         is_noisy = torch.arange(frames, device=latents.device) >= clean_count
         of_tokens = (is_noisy * timestep.float()).repeat_interleave(self.strides.tokens_per_frame(rows, columns))
         return of_tokens.expand(batch, -1)
-
-    @torch.no_grad()
-    def encode_frames(
-        self,
-        frames: Tensor,  # uint8 [B, T, H, W, 3], T = 4k + 1 with a VAE
-    ) -> Tensor:  # float32 [B, C, T_latent, h, w]
-        """Normalised latents of frames: the mode of the VAE's posterior, or the frames in [−1, 1] without a VAE."""
-        device = self._execution_device if self.vae is None else get_module_execution_device(self.vae)
-        video = frames.to(device).permute(0, 4, 1, 2, 3).to(torch.float32) / 127.5 - 1.0
-        if self.vae is None:
-            return video
-        latents = encode_clips(self.vae, video.to(self.vae.dtype)).to(torch.float32)
-        mean, std = self._latent_statistics(latents)
-        return (latents - mean) / std
-
-    def decode_latents(
-        self,
-        latents: Tensor,  # [B, C, T_latent, h, w] normalised
-    ) -> Tensor:  # [B, 3, T, H, W] in [−1, 1]
-        """Frames of normalised latents; the inverse of `encode_frames` but for what the VAE loses."""
-        if self.vae is None:
-            return latents.clamp(-1.0, 1.0)
-        latents = latents.to(get_module_execution_device(self.vae), torch.float32)
-        mean, std = self._latent_statistics(latents)
-        return decode_clips(self.vae, (latents * std + mean).to(self.vae.dtype))
-
-    def _latent_statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:  # each [1, C, 1, 1, 1]
-        mean, std = (like.new_tensor(values) for values in (self.vae.config.latents_mean, self.vae.config.latents_std))
-        return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
 
     def _decoded(self, latents: Tensor, output_type: str) -> Any:
         video = self.decode_latents(latents)

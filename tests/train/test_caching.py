@@ -244,7 +244,7 @@ def test_a_disk_that_is_full_is_one_line_and_not_a_broken_clip(
     capsys: pytest.CaptureFixture[str],
     error: Exception,
 ) -> None:
-    def full(tensors: dict[str, Tensor], file: Path) -> None:
+    def full(tensors: dict[str, Tensor], file: Path, about: dict[str, str] | None) -> None:
         raise error
 
     monkeypatch.setattr(writing, "save_file", full)

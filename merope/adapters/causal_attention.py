@@ -1,0 +1,140 @@
+"""Wan's self-attention over a part of the clip: raw keys, and rotary phases of whole offsets when they are read."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from diffusers.models.transformers.transformer_wan import WanAttention
+from torch import Tensor
+
+from merope.adapters.key_cache import KeyReader
+from merope.attention.dispatch import attend
+from merope.attention.operators import Operator, phasors
+from merope.attention.plan import AttentionPlan, Block
+from merope.attention.visible_cameras import Visibility, key_ranges
+from merope.encodings.rotary import rotary_phases
+from merope.errors import invalid
+
+ROTARY_BASE = 10000.0
+"""Of every Wan: diffusers' transformer has no setting for it."""
+
+
+class CausalRotary(tuple[Tensor, Tensor]):
+    """Wan's rotary embedding (cos, sin) with the plan that causal self-attention follows in its place.
+
+    reader: of a cache, for a block of a stream; None for a whole clip.
+    """
+
+    plan: AttentionPlan
+    reader: KeyReader | None
+
+    def __new__(cls, native: tuple[Tensor, Tensor], plan: AttentionPlan, reader: KeyReader | None = None) -> Self:
+        rotary = super().__new__(cls, native)
+        rotary.plan, rotary.reader = plan, reader
+        return rotary
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What copies and pickles are made of; a tuple's own are its items alone."""
+        return (self[0], self[1]), self.plan, self.reader
+
+    def to(self, device: torch.device | str | None, **_: object) -> Self:
+        """The same on another device."""
+        return type(self)((self[0].to(device), self[1].to(device)), self.plan.to(device), self.reader)
+
+
+class CausalAttention:
+    """An attention processor in the place of Wan's own (`base`), which still runs where nothing causal is asked for."""
+
+    def __init__(self, base: Callable[..., Tensor], layer: str) -> None:
+        self.base: Any = base
+        self.layer = layer
+
+    def __call__(
+        self,
+        attn: WanAttention,
+        hidden_states: Tensor,  # [B, N, width]
+        encoder_hidden_states: None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # [B, N, width]
+        """What diffusers calls."""
+        if not isinstance(rotary_emb, CausalRotary):
+            out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
+            return out
+        q, k, v = projected(attn, hidden_states)
+        if rotary_emb.reader is not None:
+            k, v = rotary_emb.reader.joined(self.layer, k, v)
+        attended = attend(q, k, v, rotary_emb.plan).transpose(1, 2).flatten(2)
+        for layer in attn.to_out:
+            attended = layer(attended)
+        return attended
+
+    @property
+    def _attention_backend(self) -> Any:
+        return self.base._attention_backend
+
+    @_attention_backend.setter
+    def _attention_backend(self, backend: Any) -> None:
+        self.base._attention_backend = backend
+
+    @property
+    def _parallel_config(self) -> Any:
+        return self.base._parallel_config
+
+    @_parallel_config.setter
+    def _parallel_config(self, config: Any) -> None:
+        if config is not None:
+            fix = "shard samples instead, or call merope.detach_causal"
+            raise invalid("parallel_config", "None for a causal model: its plans are not split over ranks", config, fix)
+
+
+def projected(
+    attn: WanAttention,
+    hidden: Tensor,  # [B, N, width]
+) -> tuple[Tensor, Tensor, Tensor]:  # [B, heads, N, head_dim] each
+    """Queries, keys and values of a self-attention of Wan, not rotated."""
+    if getattr(attn, "fused_projections", False):
+        q, k, v = attn.to_qkv(hidden).chunk(3, dim=-1)
+    else:
+        q, k, v = attn.to_q(hidden), attn.to_k(hidden), attn.to_v(hidden)
+    q, k = attn.norm_q(q).to(v.dtype), attn.norm_k(k).to(v.dtype)  # under autocast norms answer in float32
+    q, k, v = (x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return q, k, v
+
+
+def rotary_plan(
+    rope: Any,  # Wan's rotary embedding
+    grid: tuple[int, int],  # token rows, columns of a latent frame
+    times: Tensor,  # [B or 1, V] latent frames
+    key_times: Tensor,  # [B or 1, K]
+    sees: Visibility | None = None,
+) -> AttentionPlan:
+    """Wan's rotary embedding as a plan, at any times: phases are computed in float64, not read from its table."""
+    frames, tokens = times.shape[-1], grid[0] * grid[1]
+
+    def operator(of_frames: Tensor, sign: int) -> Operator:
+        phases = rotary_phases(_positions(of_frames, grid), (rope.t_dim, rope.h_dim, rope.w_dim), ROTARY_BASE)
+        return Operator(phasors(sign * phases)[:, None, None], "phasor")
+
+    channels = rope.t_dim + rope.h_dim + rope.w_dim
+    keys = key_times.shape[-1]
+    return AttentionPlan(
+        head_dim=channels,
+        blocks=(Block("native", 0, channels, operator(times, -1), operator(key_times, 1), camera=False),),
+        query_cameras=frames,
+        tokens_per_camera=tokens,
+        query_has_camera=torch.ones(1, frames * tokens, dtype=torch.bool, device=times.device),
+        key_has_camera=torch.ones(1, keys * tokens, dtype=torch.bool, device=times.device),
+        transform_values=False,
+        visible_keys=None if sees is None else key_ranges(sees, frames, keys, tokens, 0, 0),
+    )
+
+
+def _positions(
+    times: Tensor,  # [B or 1, V] float64
+    grid: tuple[int, int],
+) -> Tensor:  # [B or 1, V · rows · columns, 3] time, row, column
+    axes = [torch.arange(size, dtype=times.dtype, device=times.device) for size in grid]
+    shape = (*times.shape, *grid)
+    time, row, column = times[..., None, None], axes[0][:, None], axes[1]
+    return torch.stack([x.expand(shape) for x in (time, row, column)], dim=-1).flatten(1, 3)
