@@ -58,13 +58,14 @@ class CausalAttention:
         rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # [B, N, width]
         """What diffusers calls."""
-        if not isinstance(rotary_emb, CausalRotary):
+        causal = getattr(rotary_emb, "native", rotary_emb)  # cameras may be around it, in blocks without a branch too
+        if not isinstance(causal, CausalRotary):
             out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
             return out
         q, k, v = projected(attn, hidden_states)
-        if rotary_emb.reader is not None:
-            k, v = rotary_emb.reader.joined(self.layer, k, v)
-        attended = attend(q, k, v, rotary_emb.plan).transpose(1, 2).flatten(2)
+        if causal.reader is not None:
+            k, v = causal.reader.joined(self.layer, k, v)
+        attended = attend(q, k, v, causal.plan).transpose(1, 2).flatten(2)
         for layer in attn.to_out:
             attended = layer(attended)
         return attended

@@ -111,6 +111,21 @@ def test_a_later_frame_changes_no_earlier_block(model: WanTransformer3DModel) ->
         assert not torch.allclose(after[:, :, frame], before[:, :, frame], rtol=1e-4)
 
 
+def test_blocks_without_a_branch_are_causal_too() -> None:
+    """Of a model whose other blocks have one, as by default."""
+    transformer = tiny_wan(num_layers=2)
+    perturb(attach(transformer, tiny_config(blocks="alternating")))
+    attach_causal(transformer)
+    inputs = tiny_inputs(shape=SHAPE) | {"timestep": torch.zeros(2)}
+    changed = {**inputs, "hidden_states": inputs["hidden_states"].clone()}
+    changed["hidden_states"][:, :, 3:] += 1.0
+    before = whole(transformer, inputs)
+    assert_close(whole(transformer, changed)[:, :, :3], before[:, :, :3], rtol=0, atol=0)
+    made, cache = streamed(transformer, inputs, cameras(FRAMES), KeyCache(window=50))
+    assert_close(made, before, **CLOSE)
+    assert cache.frames[0].layers.keys() == {"base.0", "base.1", "camera.1"}
+
+
 def test_to_see_everything_is_the_base_model() -> None:
     transformer = tiny_wan()
     inputs = tiny_inputs(shape=SHAPE)
