@@ -63,6 +63,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         pose_convention: str = POSE_CONVENTION,
         latent_stride: int = LATENT_STRIDE,
         merope_version: str = "",
+        causal_block_frames: int | None = None,  # latent frames of a block that it was trained with; None: whole clips
     ) -> None:
         super().__init__()
         indices = block_indices(blocks, base["num_layers"])

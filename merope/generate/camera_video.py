@@ -59,6 +59,7 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
     vae: None for a pixel-space model, whose latents are the RGB frames in [−1, 1] themselves.
     text_encoder, tokenizer: None for a model that is given `prompt_embeds`, or no text at all.
     expand_timesteps: the base model was trained with one timestep per token (Wan2.2 TI2V-5B).
+    causal_block_frames: the model was trained to make blocks of so many latent frames, one after the other.
     """
 
     transformer: Any  # the components that DiffusionPipeline sets by name
@@ -80,6 +81,7 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
         transformer_2: WanTransformer3DModel | None = None,
         boundary_ratio: float | None = None,
         expand_timesteps: bool = False,
+        causal_block_frames: int | None = None,
     ) -> None:
         if not isinstance(getattr(transformer, "_orig_mod", transformer), WanTransformer3DModel):
             fix = "run the model's own pipeline with merope.cameras, see docs/bases.md"
@@ -89,11 +91,20 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
             raise invalid("transformer_2", "None", "a model of two transformers", fix)
         components = (tokenizer, text_encoder, vae, scheduler, transformer, None)
         super().__init__(*components, boundary_ratio, expand_timesteps)  # type: ignore[arg-type]
+        if causal_block_frames is not None:
+            self.register_to_config(causal_block_frames=causal_block_frames)
         self.strides = VideoStrides.of(transformer.config, None if vae is None else vae.config)
         self.vae_scale_factor_temporal, self.vae_scale_factor_spatial = self.strides.frames, self.strides.pixels
 
     stream = open_stream
     resume_stream = resume_stream
+
+    @property
+    def causal_block_frames(self) -> int | None:
+        """Latent frames of a block that a causal model, or its branch, was trained with; None: whole clips."""
+        branch = attached_branch(self.transformer)
+        of_branch = None if branch is None else branch.config.get("causal_block_frames")
+        return self.config.get("causal_block_frames") or of_branch
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **options: Any) -> None:
         """Save the components. A camera branch is saved on its own, because base models are loaded without one."""

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from merope.generate.camera_video import CameraVideoPipeline
 
 
+BLOCK_FRAMES = 3
+"""Latent frames of a block of a model that does not say with which it was trained."""
+
+
 class CameraStream:
     """Made by `pipe.stream` and `pipe.resume_stream`.
 
@@ -237,7 +241,7 @@ def open_stream(
     *,
     window: int = 12,
     sink: int = 3,
-    block: int = 3,
+    block: int | None = None,
     negative_prompt: str | None = None,
     height: int | None = None,
     width: int | None = None,
@@ -255,12 +259,14 @@ def open_stream(
     cameras: of every frame of the prefix, or their poses [T, 4, 4] for which `lens` is taken.
     lens: of all poses that come without one, here and in `drive`.
     window, sink, block: in latent frames. A block sees the last `window`, itself included, and the first `sink`.
+        A block is as the model was trained (`pipe.causal_block_frames`), or 3.
     remember: latent frames that are kept as latents, for `drive(…, recall=n)`.
     height, width: those of the prefix, or else 288 × 512.
 
     The model becomes causal (`merope.attach_causal`); its other calls stay what they are.
     """
     clean = None if prefix is None else prefix_tensor(prefix)
+    block = pipe.causal_block_frames or BLOCK_FRAMES if block is None else block
     size = (288, 512) if clean is None else (clean.shape[2], clean.shape[3])
     settings = StreamSettings(
         height or size[0], width or size[1], window, sink, block, num_inference_steps, guidance_scale, seed, remember

@@ -67,13 +67,9 @@ def check_prefix_blocks(
     settings: "StreamSettings",
 ) -> None:
     """Refuse a prefix that does not fill blocks, or is of another size."""
-    count, first = frames.shape[1], (settings.block - 1) * strides.frames + 1
     if frames.shape[0] != 1:
         raise invalid("prefix", "of one video", f"{frames.shape[0]}", "make a stream for each")
-    if count < first or (count - first) % (settings.block * strides.frames):
-        sizes = ", ".join(str(first + n * settings.block * strides.frames) for n in range(3))
-        fix = f"cut it to the last {first}" if count > first else "give more frames"
-        raise invalid("prefix", f"{sizes}, … frames, whole blocks of {settings.block} latent frames", count, fix)
+    strides.check_blocks("prefix", frames.shape[1], settings.block)
     if frames.shape[2:4] != (settings.height, settings.width):
         fix = "scale the frames, and the lens alike with merope.geometry.lens_batches.resized"
         expected = f"of {settings.width}×{settings.height}, the size of the video"

@@ -54,6 +54,15 @@ class VideoStrides:
                 name, f"{self.frames}k + 1 frames" if self.frames > 1 else "positive", count, f"use {nearest}"
             )
 
+    def check_blocks(self, name: str, count: int, block: int) -> None:
+        """Refuse numbers of frames that do not fill blocks of so many latent frames."""
+        first, step = (block - 1) * self.frames + 1, block * self.frames
+        if count < first or (count - first) % step:
+            below = first + (count - first) // step * step
+            fix = f"use {below} or {below + step}" if count > first else f"use {first}"
+            sizes = ", ".join(str(first + n * step) for n in range(3))
+            raise invalid(name, f"{sizes}, … frames, whole blocks of {block} latent frames", count, fix)
+
     def latent_frames(self, num_frames: int) -> int:
         """Latent frames of a clip."""
         return (num_frames - 1) // self.frames + 1

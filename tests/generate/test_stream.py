@@ -335,7 +335,7 @@ class TestCameras:
     ("options", "message"),
     [
         ({"prefix": video(10), "cameras": path(10)}, "prefix must be 9, 21, 33, … frames, whole blocks of 3 latent"),
-        ({"prefix": video(5), "cameras": path(5)}, "prefix must be 9, 21, .*got 5; give more frames"),
+        ({"prefix": video(5), "cameras": path(5)}, "prefix must be 9, 21, .*got 5; use 9"),
         ({"prefix": None}, "cameras must be None without a prefix"),
         ({"height": 64}, "prefix must be of 64×64, the size of the video, got 64×32"),
         ({"window": 2}, "window must be an int ≥ 3, got 2"),
