@@ -51,6 +51,8 @@ def _train(options: argparse.Namespace) -> int:
 
 def _driving_command(config: "TrainConfig", trained: Path) -> str:
     """What to run next with trained folders."""
+    if config.objective.causal_block_frames is not None:
+        return "block by block in Python with pipe.stream, see docs/streaming.md"
     is_pipeline = (trained / "model_index.json").exists()  # a model of pixels is written whole
     if is_pipeline and config.branch != "none":
         return f"merope demo --model {trained}"

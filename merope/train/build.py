@@ -33,6 +33,7 @@ def world_stream(config: TrainConfig, data: WorldData, model: Model, share: Shar
     """Rendered worlds, encoded as the model learns them; without a pool, on a GPU, some steps ahead."""
     _check_history(config, data, model)
     model.pipeline.strides.check(data.height, data.width, data.frames)
+    model.check_blocks(data.frames)
     text_dim, clips, vae = model.transformer.config["text_dim"], world_clips(config), model.pipeline.vae
     common = (clips, config.run.seed, config.run.batch_size, share, text_dim, model.device, data.noise_draws)
     encode = as_video if vae is None else model.pipeline.encode_frames

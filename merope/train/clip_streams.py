@@ -239,6 +239,7 @@ def check_sizes(config: TrainConfig, model: Model, height: int, width: int, fram
         strides.check_frames("objective.prefix_frames", prefix)
     if prefix >= frames:
         raise invalid("objective.prefix_frames", f"less than the {frames} frames of a clip", prefix, "use fewer")
+    model.check_blocks(frames)
 
 
 def check_cache(config: TrainConfig, model: Model, source: CachedSource, like: CachedSource) -> None:

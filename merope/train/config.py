@@ -77,9 +77,12 @@ class ObjectiveSection:
     shift: float = 5.0  # of the noise level: σ = s·u / (1 + (s − 1)·u) with u uniform
     text_dropout: float = 0.1  # share of clips that are trained with the empty prompt, for guidance
     prefix_dropout: float = 0.0  # share of clips that are trained without their clean prefix
+    causal_block_frames: int | None = None  # latent frames of a block of a causal model; None: it sees whole clips
 
     def __post_init__(self) -> None:
         _at_least("objective.prefix_frames", self.prefix_frames, 0)
+        if self.causal_block_frames is not None:
+            _at_least("objective.causal_block_frames", self.causal_block_frames, 1)
         if not 0 < self.shift < math.inf:
             raise invalid("objective.shift", "positive and finite", self.shift, "Wan2.2 uses 5, Wan2.1 uses 3")
         for name in ("text_dropout", "prefix_dropout"):
@@ -167,6 +170,17 @@ class TrainConfig:
                 fix = "it is a key of [[data.sources]]"
                 raise invalid(f"data.{name}", "left out, as nothing else is drawn", getattr(self.data, name), fix)
         self._check_history()
+        if self.objective.causal_block_frames is not None:
+            self._check_causal()
+
+    def _check_causal(self) -> None:
+        """Refuse what needs all frames of a clip at once."""
+        name = "with objective.causal_block_frames"
+        if self.history is not None:
+            fix = "train without [history] and branch.history"
+            raise invalid(f"[history] {name}", "left out", "given", fix)
+        if self.parallel.context != 1:
+            raise invalid(f"parallel.context {name}", "1", self.parallel.context, "share clips with parallel.shard")
 
     def _check_history(self) -> None:
         path = None if self.branch == "none" else self.branch.history

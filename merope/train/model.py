@@ -15,7 +15,8 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.camera_branch import CameraBranch, check_causal
+from merope.adapters.causal_wan import attach_causal, teacher_forcing
 from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
 from merope.adapters.wan import attach, attached_branch
@@ -51,6 +52,7 @@ class Model:
     precision: str  # "bf16" or "fp32"
     device: torch.device
     prefix_frames: int  # RGB
+    causal_block_frames: int | None = None  # latent; None: bidirectional
     context: ContextParallel | None = None  # splits the frames of a clip over ranks
 
     @property
@@ -77,26 +79,44 @@ class Model:
         cameras: Cameras,  # [B, RGB frames]
         history: HistoryReferences | None = None,
     ) -> Tensor:  # [B, C, T, H, W]
-        """The velocity that the transformer predicts."""
+        """The velocity that the transformer predicts.
+
+        A causal one is given a clean copy of the clip, too: noisy blocks see the clean ones before them.
+        """
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        latents, branch = noised.latents.to(dtype), attached_branch(self.transformer)
+        latents, timesteps, frames = noised.latents.to(dtype), self._timesteps(noised), noised.latents.shape[2]
+        branch = attached_branch(self.transformer)
+        posed = None if branch is None else latent_cameras(cameras, self.pipeline.strides.frames)
         with self._autocast():
             conditions: dict[str, Any] | None = None
-            if branch is not None:
-                of_latents = latent_cameras(cameras, self.pipeline.strides.frames)
-                conditions = {"cameras": branch.prepare(of_latents, latents, history=history)}
-            return self.transformer(
+            if self.causal_block_frames is not None:
+                latents = torch.cat((noised.clean.to(dtype), latents), dim=2)
+                timesteps = torch.cat((torch.zeros_like(timesteps), timesteps), dim=1)
+                conditions = teacher_forcing(posed, frames, self.causal_block_frames)
+            elif branch is not None and posed is not None:
+                conditions = {"cameras": branch.prepare(posed, latents, history=history)}
+            made: Tensor = self.transformer(
                 hidden_states=latents,
-                timestep=self._timesteps(noised),
+                timestep=timesteps,
                 encoder_hidden_states=text.to(dtype),
                 attention_kwargs=conditions,
                 return_dict=False,
             )[0]
+        return made[:, :, -frames:]
 
     def _timesteps(self, noised: Noised) -> Tensor:  # [B, tokens], or [B]
         """As the pipeline gives them: per token where some are clean or the base model was trained so."""
         per_token = token_timesteps(noised, self.pipeline.strides.tokens_per_frame(*noised.latents.shape[-2:]))
-        return per_token if self.prefix or self.pipeline.config["expand_timesteps"] else per_token[:, 0]
+        has_clean_tokens = self.prefix or self.causal_block_frames is not None
+        return per_token if has_clean_tokens or self.pipeline.config["expand_timesteps"] else per_token[:, 0]
+
+    def check_blocks(self, frames: int) -> None:
+        """Refuse clips and prefixes of RGB frames that do not fill the blocks of a causal model."""
+        if self.causal_block_frames is None:
+            return
+        for name, count in (("data.frames", frames), ("objective.prefix_frames", self.prefix_frames)):
+            if count:
+                self.pipeline.strides.check_blocks(name, count, self.causal_block_frames)
 
     def _autocast(self) -> AbstractContextManager[None]:
         """Weights that are trained stay in fp32; sharded ones are cast by FSDP instead."""
@@ -120,6 +140,8 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
         branch = attach(transformer, config.branch, dtype=torch.float32)  # a base in bf16 would round it
         if config.model.pretrained_branch is not None:
             _load_saved(config.model.pretrained_branch, transformer, branch)
+    if config.objective.causal_block_frames is not None:
+        _make_causal(transformer)
     if config.model.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
     transformer.train()
@@ -127,7 +149,16 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     if config.model.compile:
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
         transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
-    return Model(pipeline, config.model.precision, device, config.objective.prefix_frames)
+    objective = config.objective
+    return Model(pipeline, config.model.precision, device, objective.prefix_frames, objective.causal_block_frames)
+
+
+def _make_causal(transformer: WanTransformer3DModel) -> None:
+    """Any Wan, a bidirectional one as well: no weight is added."""
+    branch = attached_branch(transformer)
+    if branch is not None:
+        check_causal(branch)
+    attach_causal(transformer)
 
 
 def _load_saved(folder: Path, transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
@@ -208,7 +239,8 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     """Write what was trained as ordinary folders, from any sharding: the branch, and the transformer if it changed.
 
     A model without a text encoder becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks
-    call this, the first one writes. With a moving average, that is what is written.
+    call this, the first one writes. With a moving average, that is what is written. The branch and the pipeline of a
+    causal model say of how many latent frames its blocks are.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights: dict[str, Any] = dict(get_model_state_dict(model.transformer, options=options))
@@ -219,6 +251,7 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     dtype = torch.bfloat16 if config.run.export_precision == "bf16" else torch.float32
     if config.branch != "none":
         branch = CameraBranch.for_transformer(model.transformer, config.branch)
+        branch.register_to_config(causal_block_frames=model.causal_block_frames)
         _fill(branch, weights)
         _cast(branch, dtype).save_pretrained(folder / "branch")
     if config.model.trainable == "all":
@@ -228,7 +261,11 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
         pipeline = model.pipeline
         if pipeline.text_encoder is None and not config.data.is_encoded:  # a cache stands for the encoder
             vae = None if pipeline.vae is None else _cast(deepcopy(pipeline.vae), dtype)
-            whole = CameraVideoPipeline(None, None, vae, pipeline.scheduler, base, expand_timesteps=True)
+            whole = CameraVideoPipeline(
+                *(None, None, vae, pipeline.scheduler, base),
+                expand_timesteps=True,
+                causal_block_frames=model.causal_block_frames,
+            )
             whole.save_pretrained(folder, max_shard_size=SHARD)
             if isinstance(config.data, WorldData):
                 write_clips(folder, config.data.clips(config.objective.prefix_frames), config.run.sample_steps)

@@ -1,7 +1,8 @@
 """Flow matching with a clean prefix: noise that depends on the clip alone, and a loss on what is to be generated.
 
-x_t = (1 − σ) x + σ ε, the target is ε − x, σ = 0 on clean frames, which carry no loss. Everything random about a clip
-comes from (seed, step, place in the global batch), so that a run is the same on any number of ranks and after a resume.
+x_t = (1 − σ) x + σ ε, the target is ε − x, σ = 0 on clean frames, which carry no loss. A clip has one σ; for a causal
+model every block has its own, because a stream makes one block after the other. Everything random about a clip comes
+from (seed, step, place in the global batch), so that a run is the same on any number of ranks and after a resume.
 """
 
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ HISTORY_DRAWS = 1 << 40
 class Noised:
     """Clips on their way between data and noise."""
 
+    clean: Tensor  # [B, C, T, H, W]
     latents: Tensor  # [B, C, T, H, W]
     target: Tensor  # [B, C, T, H, W]
     generated: Tensor  # bool [B, T], frames that carry noise and loss
-    sigma: Tensor  # [B]
+    sigma: Tensor  # [B, T], 0 on clean frames
     drop_text: Tensor  # bool [B]
 
 
@@ -55,16 +57,20 @@ def add_noise(
     objective: ObjectiveSection,
     generators: list[torch.Generator],  # [B]
 ) -> Noised:
-    """Draw noise level, dropouts and noise of every clip from its own generator, in this order."""
-    device = clean.device
-    dice = torch.stack([torch.rand(3, generator=generator, device=device) for generator in generators])
+    """Draw noise levels, dropouts and noise of every clip from its own generator."""
+    device, frames = clean.device, clean.shape[2]
+    block = objective.causal_block_frames or frames
+    draws = 2 + -(-frames // block)  # level of the first block, two dropouts, levels of the other blocks
+    dice = torch.stack([torch.rand(draws, generator=generator, device=device) for generator in generators])
     noise = torch.stack([torch.randn(clean.shape[1:], generator=g, device=device) for g in generators]).to(clean.dtype)
-    sigma = shifted(dice[:, 0], objective.shift)
+    levels = shifted(torch.cat((dice[:, :1], dice[:, 3:]), dim=1), objective.shift)  # [B, blocks]
     keeps_prefix = dice[:, 1] >= objective.prefix_dropout
-    is_prefix = torch.arange(clean.shape[2], device=device) < prefix
+    is_prefix = torch.arange(frames, device=device) < prefix
     generated = ~(keeps_prefix[:, None] & is_prefix)
-    level = (sigma[:, None] * generated)[:, None, :, None, None].to(clean.dtype)
+    sigma = levels.repeat_interleave(block, dim=1)[:, :frames] * generated
+    level = sigma[:, None, :, None, None].to(clean.dtype)
     return Noised(
+        clean=clean,
         latents=(1 - level) * clean + level * noise,
         target=noise - clean,
         generated=generated,
@@ -78,7 +84,7 @@ def token_timesteps(
     tokens_per_frame: int,
 ) -> Tensor:  # [B, T · tokens per frame]
     """The noise level of every token, 0 for those of clean frames."""
-    return (TIMESTEPS * noised.sigma[:, None] * noised.generated).repeat_interleave(tokens_per_frame, dim=1)
+    return (TIMESTEPS * noised.sigma).repeat_interleave(tokens_per_frame, dim=1)
 
 
 def loss_per_clip(

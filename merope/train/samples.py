@@ -1,5 +1,6 @@
 """Sample videos of a run: what the first held-out clip should look like, what the model makes of it, and the path."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -7,6 +8,8 @@ from torch import Tensor
 
 from merope.draw.birdseye import birdseye_image
 from merope.formats.video import as_bytes, write_video
+from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import parameters
 from merope.train.model import Model
 from merope.train.streams import Examples
 
@@ -50,6 +53,8 @@ def generated_latents(
     steps: int,
 ) -> Tensor:  # [1, C, T_latent, h, w]
     """What the model makes of a clip's prefix, cameras and text, always from the same noise."""
+    if model.causal_block_frames is not None:
+        return streamed_latents(model, examples, true, steps)
     return model.pipeline(
         prompt_embeds=examples.text,
         cameras=examples.cameras if model.has_branch else None,
@@ -64,6 +69,45 @@ def generated_latents(
         output_type="latent",
         return_dict=False,
     )[0]
+
+
+def streamed_latents(
+    model: Model,
+    examples: Examples,  # one clip
+    true: Tensor,  # uint8 [T, H, W, 3]
+    steps: int,
+) -> Tensor:  # [1, C, T_latent, h, w]
+    """The clip block by block; every block sees all blocks before it."""
+    cameras = only_clip(examples.cameras) if model.has_branch else None
+    prefix, latent_frames = model.prefix_frames, examples.clean.shape[2]
+    stream = model.pipeline.stream(
+        prompt_embeds=examples.text,
+        prefix=true[:prefix] if prefix else None,
+        cameras=cameras.at(slice(prefix)) if cameras is not None and prefix else None,
+        height=true.shape[1],
+        width=true.shape[2],
+        window=latent_frames,
+        sink=0,
+        block=model.causal_block_frames,
+        num_inference_steps=steps,
+        guidance_scale=1.0,
+    )
+    made = [examples.clean[:, :, : model.prefix]]
+    while stream.frames < len(true):
+        own = slice(stream.frames, stream.frames + stream.block_frames)
+        stream.drive(None if cameras is None else cameras.at(own))
+        assert stream.latents is not None
+        made.append(stream.latents)
+    return torch.cat(made, dim=2)
+
+
+def only_clip(cameras: Cameras) -> Cameras:  # [1, T] -> [T]
+    """The cameras of a batch of one clip, without the batch."""
+    lens = cameras.lens
+    if len(lens.batch_shape) == 2:
+        values = {name: value.expand(lens.batch_shape)[0] for name, value in parameters(lens).items()}
+        lens = replace(lens, **values)  # type: ignore[type-var]
+    return Cameras(cameras.world_from_camera[0], lens, plan_dtype=cameras.dtype)
 
 
 def side_by_side(

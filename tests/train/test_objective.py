@@ -21,12 +21,14 @@ def test_noised_clips_lie_between_data_and_noise() -> None:
     clean = clips()
     noised = add_noise(clean, 2, ObjectiveSection(text_dropout=0), generators([0, 1, 2]))
     noise = noised.target + clean
-    sigma = noised.sigma[:, None, None, None, None]
-    assert_close(noised.latents[:, :, 2:], ((1 - sigma) * clean + sigma * noise)[:, :, 2:])
+    sigma = noised.sigma[:, None, :, None, None]
+    assert_close(noised.latents, (1 - sigma) * clean + sigma * noise)
     assert torch.equal(noised.latents[:, :, :2], clean[:, :, :2])
     assert noised.generated.tolist() == [[False, False, True, True, True]] * 3
     assert 0.5 < float(noise.std()) < 1.5
-    assert len(set(noised.sigma.tolist())) == 3
+    assert (noised.sigma[:, :2] == 0).all()
+    assert (noised.sigma[:, 2:] == noised.sigma[:, 2:3]).all()
+    assert len(set(noised.sigma[:, 2].tolist())) == 3
 
 
 def test_a_clip_has_its_own_dice_whoever_shares_its_batch() -> None:
@@ -53,8 +55,18 @@ def test_noise_levels_and_dropouts_are_independent() -> None:
     count = 400
     settings = ObjectiveSection(text_dropout=0.5, prefix_dropout=0.5, shift=1.0)
     noised = add_noise(torch.zeros(count, 1, 3, 1, 1), 1, settings, generators(list(range(count))))
-    draws = torch.stack((noised.sigma, noised.drop_text.float(), noised.generated[:, 0].float()))
+    draws = torch.stack((noised.sigma[:, 2], noised.drop_text.float(), noised.generated[:, 0].float()))
     assert (torch.corrcoef(draws) - torch.eye(3)).abs().max() < 0.2
+
+
+def test_every_block_of_a_causal_model_has_a_noise_level_of_its_own() -> None:
+    settings = ObjectiveSection(causal_block_frames=2)
+    noised = add_noise(clips(3)[:, :, :4].repeat(1, 1, 2, 1, 1), 2, settings, generators([0, 1, 2]))
+    blocks = noised.sigma.unflatten(1, (4, 2))
+    assert (blocks[:, 0] == 0).all()
+    assert torch.equal(blocks[..., 0], blocks[..., 1])
+    assert len(set(blocks[:, 1:, 0].flatten().tolist())) == 9
+    assert noised.generated.tolist() == [[False] * 2 + [True] * 6] * 3
 
 
 def test_clean_tokens_are_at_time_zero() -> None:
@@ -62,7 +74,7 @@ def test_clean_tokens_are_at_time_zero() -> None:
     times = token_timesteps(noised, 6)
     assert times.shape == (2, 30)
     assert (times[:, :12] == 0).all()
-    assert_close(times[:, 12:], (1000 * noised.sigma)[:, None].expand(-1, 18))
+    assert_close(times[:, 12:], (1000 * noised.sigma[:, 2:3]).expand(-1, 18))
 
 
 def test_the_loss_sees_generated_frames_only_and_every_clip_alike() -> None:
