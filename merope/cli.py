@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import merope
 from merope.commands.bench import add_bench
 from merope.commands.data import add_cache, add_curate, add_synth
+from merope.commands.driving import add_drive
 from merope.commands.evaluation import add_evaluate, add_fidelity
 from merope.commands.look import add_demo, add_growth, add_taxonomy
 from merope.commands.models import add_analyse, add_generate, add_train
@@ -32,6 +33,9 @@ def command_parser() -> argparse.ArgumentParser:
     add_curate(commands.add_parser("curate", help="cluster trajectories, keep prototypes, write a manifest"))
     add_path(commands.add_parser("path", help="make a camera path from a few numbers, or convert one"))
     add_generate(commands.add_parser("generate", help="a trajectory, a prompt and first frames to a video"))
+    add_drive(
+        commands.add_parser("drive", help="a path of any length, or keys, to a video that grows; --resume goes on")
+    )
     add_analyse(commands.add_parser("analyse", help="what a camera branch does in a model: two pictures and numbers"))
     add_evaluate(commands.add_parser("evaluate", help="how well videos follow their camera paths; a report page"))
     add_fidelity(commands.add_parser("fidelity", help="FID and FVD of videos against reference videos"))

@@ -45,11 +45,18 @@ def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  #
         xi=clips.xi[0],
     )
     poses = read_clip_path(source).world_from_camera
-    poses = relative(poses[:1], poses)
+    return on_the_road(file, relative(poses[:1], poses))
+
+
+def on_the_road(
+    name: Path,
+    poses: Tensor,  # [T, 4, 4] relative to the first camera
+) -> Tensor:  # [T, 4, 4]
+    """The path itself; one that goes below the road is refused."""
     lowest_m = float(poses[:, 1, 3].max())
     if lowest_m > LOWEST_M:
         expected = f"above the road, at most {LOWEST_M:g} m lower than its first camera"
-        raise invalid(str(file), expected, f"{lowest_m:.2f} m lower", "use a path on level ground")
+        raise invalid(str(name), expected, f"{lowest_m:.2f} m lower", "use a path on level ground")
     return poses
 
 

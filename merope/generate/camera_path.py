@@ -1,6 +1,6 @@
 """The cameras of a clip from a pose file: in metres, checked, at the clip's frame rate, with the lens of its size.
 
-`merope generate`, `merope analyse` and `merope demo` read their paths here.
+`merope generate`, `merope drive`, `merope analyse` and `merope demo` read their paths here.
 """
 
 import sys
@@ -16,7 +16,7 @@ from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked, resized
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
-from merope.geometry.trajectories import resample
+from merope.geometry.trajectories import MOST_FRAMES, resample
 
 ASPECT_TOLERANCE = 0.02  # of the ratio of the sides: cropping to whole tokens stays below
 MOST_FPS = 1000.0
@@ -66,7 +66,11 @@ def read_clip_path(source: PathSource) -> Trajectory:
 def read_metric_path(source: PathSource) -> Trajectory:
     """The whole path in metres with its lens as calibrated. What looks wrong is refused, what looks odd is said."""
     is_metric = True if source.assume_metric else None
-    trajectory = formats.read(source.file, source.format, is_metric=is_metric, **source.options)
+    return checked_path(source, formats.read(source.file, source.format, is_metric=is_metric, **source.options))
+
+
+def checked_path(source: PathSource, trajectory: Trajectory) -> Trajectory:
+    """The path with its lens as calibrated; `source.file` is the name of what it was made from."""
     if not trajectory.is_metric:
         fix = "scale it to metres, or pass --assume-metric if it is in metres already"
         raise invalid(str(source.file), "in metres", f"a path of arbitrary scale ({trajectory.convention})", fix)
@@ -76,6 +80,12 @@ def read_metric_path(source: PathSource) -> Trajectory:
             raise ValueError(f"{source.file}: {finding.message}; {finding.hint}")
         say(f"warning: {source.file}: {finding.message}; {finding.hint}")
     return trajectory
+
+
+def for_whole_path(source: PathSource, trajectory: Trajectory) -> Trajectory:
+    """All of a path at the frame rate of the video."""
+    frames = at_frame_rate(trajectory, source.fps, MOST_FRAMES).count
+    return for_clip(replace(source, frames=frames), trajectory)
 
 
 def for_clip(source: PathSource, trajectory: Trajectory) -> Trajectory:

@@ -41,11 +41,11 @@ def generate(config: GenerateConfig) -> Path:
     Files appear when all is done: an interrupted run leaves nothing half-written. All input is checked first.
     """
     start_s = time.perf_counter()
-    _check_machine(config)
+    check_machine(config)
     path = camera_path(config)
-    outline = _checked_model(config, path)
+    outline = checked_model(config, path)
     prefix = None if config.prefix is None else read_prefix(config, outline)
-    pipeline = _loaded(config)
+    pipeline = load_pipeline(config)
     loaded_s = time.perf_counter()
     frames = _sampled(pipeline, config, path, prefix)
     sampled_s = time.perf_counter()
@@ -56,7 +56,7 @@ def generate(config: GenerateConfig) -> Path:
     return record
 
 
-def _check_machine(config: GenerateConfig) -> None:
+def check_machine(config: GenerateConfig) -> None:
     """Refuse missing packages, a device that is not there and a place that cannot be written to, before any work."""
     for package in NEEDED:
         import_module(package)
@@ -70,7 +70,7 @@ def _check_machine(config: GenerateConfig) -> None:
             raise invalid("--out", "a name for files", f"{made}, a folder", "choose another name")
 
 
-def _checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
+def checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
     """Everything that the model's small files can tell."""
     from merope.generate.preflight import check_branch, outline_model
 
@@ -78,7 +78,7 @@ def _checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
     outline = outline_model(config.model, config.transformer)
     outline.strides.check(config.height, config.width, config.frames, "--frames")
     if config.has_branch:
-        check_branch(config.branch, outline, _cameras(path))
+        check_branch(config.branch, outline, path_cameras(path))
     _check_text(config, outline.has_text)
     return outline
 
@@ -98,7 +98,7 @@ def _check_text(config: GenerateConfig, has_encoder: bool) -> None:
         raise invalid("--guidance", "at most 1 for a model without a text encoder", config.guidance, fix)
 
 
-def _loaded(config: GenerateConfig) -> "CameraVideoPipeline":
+def load_pipeline(config: GenerateConfig) -> "CameraVideoPipeline":
     """Model and branch on their device. The VAE stays in float32: in half precision it bands."""
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
@@ -130,13 +130,13 @@ def _sampled(
     output = pipeline(
         prompt=config.prompt,
         negative_prompt=config.negative_prompt,
-        cameras=_cameras(path) if config.has_branch else None,
+        cameras=path_cameras(path) if config.has_branch else None,
         prefix=prefix,
         height=config.height,
         width=config.width,
         num_frames=config.frames,
         num_inference_steps=config.steps,
-        guidance_scale=_guidance(config, pipeline.text_encoder is not None),
+        guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
         generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
         output_type="pt",
         return_dict=False,
@@ -145,12 +145,12 @@ def _sampled(
     return as_bytes(frames.float().permute(0, 2, 3, 1)).cpu()
 
 
-def _cameras(path: Trajectory) -> Cameras:
+def path_cameras(path: Trajectory) -> Cameras:
     assert path.lens is not None
     return Cameras(path.world_from_camera, path.lens)
 
 
-def _guidance(config: GenerateConfig, has_text: bool) -> float:
+def text_guidance(config: GenerateConfig, has_text: bool) -> float:
     if config.guidance is not None:
         return config.guidance
     return DEFAULT_GUIDANCE if has_text else 1.0
@@ -185,7 +185,7 @@ def _record(
         "used": {
             "device": torch.cuda.get_device_name(config.run_device) if is_cuda else platform.machine(),
             "dtype": config.run_dtype,
-            "guidance": _guidance(config, pipeline.text_encoder is not None),
+            "guidance": text_guidance(config, pipeline.text_encoder is not None),
             "scheduler": type(pipeline.scheduler).__name__,
         },
         "trajectory": {"convention": path.convention, "length_m": float(steps_m.sum())},

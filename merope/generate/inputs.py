@@ -132,7 +132,7 @@ def camera_path(config: GenerateConfig) -> Trajectory:
     source = config.path_source()
     trajectory = read_metric_path(source)
     if config.prefix is not None:
-        _compare_prefix_and_lens(config.prefix, trajectory)
+        compare_prefix_and_lens(config.prefix, trajectory)
     return for_clip(source, trajectory)
 
 
@@ -140,8 +140,13 @@ def read_prefix(config: GenerateConfig, outline: "ModelOutline") -> Tensor:  # u
     """The clean first frames, taken from the video at the clip's frame rate and scaled to its size."""
     from merope.generate.conditions import check_prefix_count
 
-    assert config.prefix is not None
     check_prefix_count(config.prefix_frames, outline.strides, config.frames)
+    return first_video_frames(config)
+
+
+def first_video_frames(config: GenerateConfig) -> Tensor:  # uint8 [T, H, W, 3]
+    """As many frames of the prefix as the config says, at its rate and size."""
+    assert config.prefix is not None
     rate_hz, _, _ = _rate_and_size(config.prefix)
     if config.fps > rate_hz * 1.01:
         fix = f"pass --fps {rate_hz:g}, or a video of that rate"
@@ -150,7 +155,7 @@ def read_prefix(config: GenerateConfig, outline: "ModelOutline") -> Tensor:  # u
     return read_video(config.prefix, indices, config.height, config.width)
 
 
-def _compare_prefix_and_lens(video: Path, trajectory: Trajectory) -> None:
+def compare_prefix_and_lens(video: Path, trajectory: Trajectory) -> None:
     """Say so where the frames cannot be what the lens was calibrated for: their rays would be wrong."""
     lens = trajectory.lens
     assert lens is not None

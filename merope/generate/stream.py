@@ -66,6 +66,11 @@ class CameraStream:
         return 0 if latent == 0 else (latent - 1) * stride + 1
 
     @property
+    def blocks(self) -> int:
+        """Driven so far, without the prefix."""
+        return self._state.blocks
+
+    @property
     def block_frames(self) -> int:
         """RGB frames of the next block, and cameras that `drive` takes.
 

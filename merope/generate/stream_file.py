@@ -121,6 +121,12 @@ def read_stream(folder: Path, pipe: "CameraVideoPipeline") -> tuple[StreamSettin
     return settings, lens, StreamState(caches, texts, past, about["blocks"], tensors.get("latents"), remembered)
 
 
+def saved_blocks(folder: Path) -> int:
+    """How many blocks a stream had driven when it was saved."""
+    with safe_open(folder / FILE, "pt") as stored:
+        return int(json.loads(stored.metadata()[ABOUT])["blocks"])
+
+
 def _read(file: Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(file, "pt", device=device) as stored:

@@ -21,7 +21,7 @@ from merope.adapters.wan import attach, detach
 from merope.cli import main
 from merope.formats.video import read_video, write_video
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.command import _loaded
+from merope.generate.command import load_pipeline
 from merope.generate.inputs import GenerateConfig, read_prefix
 from merope.generate.preflight import outline_model
 from merope.geometry.lenses import Pinhole
@@ -145,7 +145,7 @@ def test_half_precision_spares_the_vae(files: Path, tmp_path: Path) -> None:
     assert main(arguments(files, tmp_path / "clip.mp4", **options)) == 0
     assert json.loads((tmp_path / "clip.json").read_text())["used"]["dtype"] == "bfloat16"
     folders = {"model": str(files / "model"), "branch": str(files / "branch")}
-    pipe = _loaded(GenerateConfig(**folders, trajectory=Path(), out=Path("clip.mp4"), dtype="bfloat16"))
+    pipe = load_pipeline(GenerateConfig(**folders, trajectory=Path(), out=Path("clip.mp4"), dtype="bfloat16"))
     assert (pipe.transformer.dtype, pipe.text_encoder.dtype, pipe.vae.dtype) == (
         torch.bfloat16,
         torch.bfloat16,

@@ -1,0 +1,153 @@
+"""`merope drive`: a path of any length, or the keys of a game, to a video that grows while it is made."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from merope import formats
+from merope.adapters.key_cache import KeyCache
+from merope.draw.progress import ProgressLine, show_line
+from merope.errors import invalid
+from merope.formats.trajectory import Trajectory
+from merope.generate.camera_path import say
+from merope.generate.command import check_machine, checked_model, load_pipeline, path_cameras, text_guidance
+from merope.generate.drive_folder import PATH, DriveFolder
+from merope.generate.drive_inputs import DriveConfig, Route, RouteFinder, route_from_files
+from merope.generate.inputs import GenerateConfig
+from merope.generate.stream_checks import check_prefix_blocks
+from merope.generate.stream_file import StreamSettings
+from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import picked
+
+if TYPE_CHECKING:
+    from merope.generate.camera_video import CameraVideoPipeline
+    from merope.generate.preflight import ModelOutline
+    from merope.generate.stream import CameraStream
+
+BLOCK = 3  # latent frames
+
+
+def drive(
+    config: DriveConfig, command: Mapping[str, object], find_route: RouteFinder = route_from_files
+) -> DriveFolder:
+    """Drive a new route to its end, into a new folder. All input is checked before weights are read.
+
+    command: what the user asked for; the report keeps it, for `resume`.
+    """
+    clip, folder = config.clip, DriveFolder(config.clip.out.parent)
+    check_machine(clip)
+    KeyCache(config.window, config.sink, BLOCK)  # which checks them
+    route = find_route(config)
+    outline = checked_model(clip, route.path)
+    _check_route(config, route, outline)
+    with folder.claimed():
+        folder.check_new()
+        began_s = time.perf_counter()
+        pipe = _quiet_pipeline(clip)
+        cameras = path_cameras(route.path) if clip.has_branch else None
+        stream = pipe.stream(
+            clip.prompt,
+            route.prefix,
+            None if cameras is None or route.prefix is None else cameras.at(slice(route.prefix_frames)),
+            window=config.window,
+            sink=config.sink,
+            block=BLOCK,
+            negative_prompt=clip.negative_prompt,
+            height=clip.height,
+            width=clip.width,
+            num_inference_steps=clip.steps,
+            guidance_scale=text_guidance(clip, outline.has_text),
+            seed=clip.seed,
+        )
+        folder.begin(stream, route.path, route.prefix, clip.fps, command)
+        _drive_on(stream, folder, route.path, clip.has_branch, time.perf_counter() - began_s)
+    return folder
+
+
+def resume(clip: GenerateConfig) -> DriveFolder:
+    """Go on with the drive of a folder, exactly as if it had not been stopped; the model is that of the clip."""
+    folder = DriveFolder(clip.out.parent)
+    check_machine(clip)
+    with folder.claimed():
+        folder.settle()
+        path = formats.read(folder.folder / PATH)
+        if folder.frames >= path.count:
+            say(f"{folder.folder} is driven to its end already")
+            return folder
+        checked_model(clip, path)
+        began_s = time.perf_counter()
+        stream = _quiet_pipeline(clip).resume_stream(folder.folder)
+        _drive_on(stream, folder, path, clip.has_branch, time.perf_counter() - began_s)
+    return folder
+
+
+def _quiet_pipeline(clip: GenerateConfig) -> "CameraVideoPipeline":
+    from merope.generate.preflight import no_loading_bars
+
+    with no_loading_bars():
+        pipe = load_pipeline(clip)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline") -> None:
+    """Refuse a prefix that does not fill blocks, and a path that ends with it."""
+    clip = config.clip
+    if route.prefix is not None:
+        settings = StreamSettings(
+            clip.height, clip.width, config.window, config.sink, BLOCK, clip.steps, 1.0, clip.seed
+        )
+        check_prefix_blocks(route.prefix[None], outline.strides, settings)
+    if route.path.count <= route.prefix_frames:
+        expected = f"of more than the {route.prefix_frames} frames of the prefix"
+        fix = "the path begins with the cameras of the prefix: give a longer one"
+        raise invalid("--trajectory", expected, f"{route.path.count} at {clip.fps:g} fps", fix)
+
+
+def _drive_on(stream: "CameraStream", folder: DriveFolder, path: Trajectory, has_cameras: bool, load_s: float) -> None:
+    """Block by block to the end of the path. What is finished stays if anything stops it.
+
+    A last block that the path does not fill is driven with its last camera held; the video ends with the path.
+    """
+    began_s, drive_s = time.perf_counter(), 0.0
+    total = stream.blocks + _blocks_left(stream, path.count)
+    progress = ProgressLine("driving", total, "blocks", before=stream.blocks)
+    try:
+        while stream.frames < path.count:
+            first, start_s = stream.frames, time.perf_counter()
+            cameras = held_cameras(path, first, stream.block_frames) if has_cameras else None
+            frames = stream.drive(cameras)[: path.count - first]
+            seconds = time.perf_counter() - start_s
+            drive_s += seconds
+            folder.add(stream, frames, seconds)
+            progress.show(
+                stream.blocks, f"{seconds:.2g} s a block, {folder.frames / folder.report['fps']:.3g} s of video"
+            )
+    finally:
+        show_line("")
+        keep_s = time.perf_counter() - began_s - drive_s
+        folder.close(path, {"load": load_s, "drive": drive_s, "keep": keep_s})
+
+
+def _blocks_left(stream: "CameraStream", frames: int) -> int:
+    after_next = max(0, frames - stream.frames - stream.block_frames)  # the next one may be shorter than the others
+    return 1 + math.ceil(after_next / (BLOCK * stream.pipe.strides.frames))
+
+
+def held_cameras(path: Trajectory, first: int, count: int) -> Cameras:
+    """Cameras of a path from a frame on; after its end the last one stays."""
+    frames = torch.arange(first, first + count).clamp_max(path.count - 1)
+    assert path.lens is not None
+    return path_cameras(
+        replace(
+            path,
+            world_from_camera=path.world_from_camera[frames],
+            lens=picked(path.lens, frames),
+            timestamps_s=None,
+            frame_names=None,
+        )
+    )

@@ -1,0 +1,117 @@
+"""The folder of a drive: a video that grows, the state of its stream, the path, and a report.
+
+A block is finished when the stream's state is on disk, in one step. Its frames are written before: what the video and
+the report have beyond the state is dropped by `settle`. So a drive that ended in any way loses one block at most.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from merope import formats
+from merope.errors import invalid
+from merope.formats.growing_video import append_frames, fragment_ends
+from merope.formats.trajectory import Trajectory
+from merope.formats.writing import replace_text
+from merope.generate.camera_path import first_frames
+from merope.generate.stream_file import FILE as STATE
+from merope.generate.stream_file import saved_blocks
+
+if TYPE_CHECKING:
+    from merope.generate.stream import CameraStream
+
+VIDEO, CAMERAS, PATH, REPORT = "video.mp4", "video.cameras.json", "path.json", "report.json"
+LOCK = ".drive.lock"
+
+
+class DriveFolder:
+    """The files of one drive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.video = folder, folder / VIDEO
+        self.report: dict[str, Any] = {}
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """For this process alone; another one is refused until this one ends, however it does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FileLock(self.folder / LOCK, blocking=False).acquire()
+        except Timeout:
+            fix = "wait for it, stop it, or choose another folder"
+            raise invalid("--out", "a folder that no other drive uses", f"{self.folder}, in use", fix) from None
+        with lock:
+            yield
+
+    def check_new(self) -> None:
+        """Refuse a folder where a drive, or anything of these names, would be overwritten."""
+        for name in (STATE, VIDEO, CAMERAS, PATH, REPORT):
+            if (self.folder / name).exists():
+                fix = "add --resume to go on with that drive, or choose another folder"
+                raise invalid("--out", "a new folder", f"{self.folder} with {name}", fix)
+
+    def begin(
+        self,
+        stream: "CameraStream",
+        path: Trajectory,
+        prefix: Tensor | None,  # uint8 [T, H, W, 3]
+        fps: float,
+        command: Mapping[str, object],
+    ) -> None:
+        """All files of a drive of no block."""
+        count = 0 if prefix is None else len(prefix)
+        self.report = {"command": dict(command), "fps": fps, "prefix_frames": count, "path_frames": path.count}
+        self.report["blocks"] = []
+        formats.write(path, self.folder / PATH)
+        self._write_report()
+        if prefix is not None:
+            append_frames(self.video, prefix, 0, fps)
+        stream.save(self.folder)
+
+    def add(self, stream: "CameraStream", frames: Tensor, seconds: float) -> None:  # uint8 [T, H, W, 3]
+        """A block that the stream has driven, and what it took."""
+        append_frames(self.video, frames, self.frames, self.report["fps"])
+        self.report["blocks"].append({"frames": len(frames), "seconds": round(seconds, 4)})
+        self._write_report()
+        stream.save(self.folder)
+
+    @property
+    def frames(self) -> int:
+        """Of the video, as the report has them."""
+        return int(self.report["prefix_frames"] + sum(block["frames"] for block in self.report["blocks"]))
+
+    def settle(self) -> None:
+        """Bring video and report to the last block whose state is on disk. A folder without a drive is refused."""
+        try:
+            blocks = saved_blocks(self.folder)
+            self.report = json.loads((self.folder / REPORT).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            got = f"{self.folder} without {Path(error.filename or STATE).name}"
+            raise invalid("--resume", "used with the folder of a drive", got, "run the command without it") from None
+        del self.report["blocks"][blocks:]
+        wanted = blocks + (self.report["prefix_frames"] > 0)
+        ends = fragment_ends(self.video) if self.video.exists() else []
+        if len(ends) < wanted:
+            fix = "put it back as the drive left it, or begin another drive"
+            raise invalid(str(self.video), f"the drive's video of {wanted} parts", f"{len(ends)}", fix)
+        if wanted:
+            os.truncate(self.video, ends[wanted - 1])
+        else:
+            self.video.unlink(missing_ok=True)
+
+    def close(self, path: Trajectory, wall_s: Mapping[str, float]) -> None:
+        """Leave video, cameras and report as they belong together."""
+        self.settle()
+        self.report["wall_s"] = {name: round(value, 3) for name, value in wall_s.items()}
+        self._write_report()
+        if self.frames:
+            formats.write(first_frames(path, self.frames), self.folder / CAMERAS)
+
+    def _write_report(self) -> None:
+        replace_text(self.folder / REPORT, json.dumps(self.report, indent=1, default=str) + "\n")
