@@ -9,7 +9,7 @@ from merope.commands.models import add_trajectory_option, seed, settings
 from merope.errors import invalid
 
 if TYPE_CHECKING:
-    from merope.demo.street import Street
+    from merope.demo.driven_street import Street
     from merope.generate.drive_inputs import DriveConfig
 
 FILES = ("trajectory", "lens", "prefix", "prefix_poses")
@@ -74,7 +74,7 @@ def _drive(options: argparse.Namespace, defaults: dict[str, Any]) -> int:
         given = _resumed(given, defaults)
     else:
         _require(options)
-    from merope.demo.street import Street
+    from merope.demo.driven_street import Street
     from merope.generate.drive_command import drive, resume
     from merope.generate.drive_inputs import route_from_files
 

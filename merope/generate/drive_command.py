@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from merope import formats
 from merope.adapters.key_cache import KeyCache
 from merope.draw.progress import ProgressLine, show_line
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.generate.camera_path import say
 from merope.generate.command import check_machine, checked_model, load_pipeline, path_cameras, text_guidance
-from merope.generate.drive_folder import PATH, DriveFolder
+from merope.generate.drive_folder import DriveFolder
 from merope.generate.drive_inputs import DriveConfig, Route, RouteFinder, route_from_files
 from merope.generate.inputs import GenerateConfig
 from merope.generate.stream_checks import check_prefix_blocks
@@ -64,7 +63,7 @@ def drive(
             seed=clip.seed,
         )
         folder.begin(stream, route.path, route.prefix, clip.fps, command)
-        _drive_on(stream, folder, route.path, clip.has_branch, time.perf_counter() - began_s)
+        _drive_on(stream, folder, folder.path(), clip.has_branch, time.perf_counter() - began_s)
     return folder
 
 
@@ -74,7 +73,7 @@ def resume(clip: GenerateConfig) -> DriveFolder:
     check_machine(clip)
     with folder.claimed():
         folder.settle()
-        path = formats.read(folder.folder / PATH)
+        path = folder.path()
         if folder.frames >= path.count:
             say(f"{folder.folder} is driven to its end already")
             return folder

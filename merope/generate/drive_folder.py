@@ -74,6 +74,10 @@ class DriveFolder:
             append_frames(self.video, prefix, 0, fps)
         stream.save(self.folder)
 
+    def path(self) -> Trajectory:
+        """All cameras. A new drive reads them too: a file's poses are made orthonormal once more, in the last bit."""
+        return formats.read(self.folder / PATH)
+
     def add(self, stream: "CameraStream", frames: Tensor, seconds: float) -> None:  # uint8 [T, H, W, 3]
         """A block that the stream has driven, and what it took."""
         append_frames(self.video, frames, self.frames, self.report["fps"])

@@ -11,7 +11,7 @@ from merope.errors import invalid
 from merope.formats.key_strings import SPEED_M_S, YAW_RATE_DEG_S, poses_from_keys
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_image
-from merope.generate.camera_path import checked_path, for_clip, for_whole_path, read_metric_path
+from merope.generate.camera_path import checked_path, first_frames, for_whole_path, read_metric_path
 from merope.generate.inputs import GenerateConfig, compare_prefix_and_lens, first_video_frames
 from merope.geometry.lens_batches import picked
 
@@ -80,8 +80,12 @@ def route_from_files(config: DriveConfig) -> Route:
     if config.prefix_poses is None:
         fix = "pass the pose file of the video, whose last used camera is where the keys go on"
         raise invalid("--prefix-poses", "given for keys after a prefix", "nothing", fix)
-    source = replace(config.clip.path_source(), file=config.prefix_poses, frames=len(prefix))
-    return Route(path_of_keys(config, for_clip(source, read_metric_path(source))), prefix)
+    source = replace(config.clip.path_source(), file=config.prefix_poses)
+    before = for_whole_path(source, read_metric_path(source))
+    if before.count < len(prefix):
+        expected = f"the cameras of {len(prefix)} frames at {source.fps:g} fps"
+        raise invalid(str(config.prefix_poses), expected, before.count, "use fewer frames of the prefix")
+    return Route(path_of_keys(config, first_frames(before, len(prefix))), prefix)
 
 
 def path_of_keys(
@@ -102,7 +106,8 @@ def path_of_keys(
     source = clip.path_source()
     if lens is not None:  # scaled already, and whatever --lens and --fov say is in it
         source = replace(source, lens=None, fov_deg=None, xi=0.0)
-    return for_whole_path(source, checked_path(source, Trajectory(poses, True, convention, times_s, lens)))
+    path = checked_path(source, Trajectory(poses, True, convention, times_s, lens))
+    return for_whole_path(source, replace(path, timestamps_s=None))  # every pose is a frame: nothing to resample
 
 
 def _read_prefix(clip: GenerateConfig) -> Tensor:  # uint8 [T, H, W, 3]

@@ -1,0 +1,260 @@
+"""`merope drive`: from files to a video that grows, stopped in every way and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from generate_files import path_of
+from latent_folder import write_latent_model
+from PIL import Image
+from scenes import curved_drive
+from tiny_pipelines import HEIGHT, LENS, WIDTH, video
+
+from merope import formats
+from merope.cli import main
+from merope.demo.drive import loaded
+from merope.formats.growing_video import append_frames, fragment_ends
+from merope.formats.key_strings import poses_from_keys
+from merope.formats.video import read_first_frames, read_video, write_video
+from merope.generate.camera_path import lens_of_fov
+from merope.generate.drive_folder import LOCK
+from merope.generate.stream import CameraStream
+from merope.geometry.lenses import Pinhole
+
+FILES = {"video.mp4", "video.cameras.json", "path.json", "report.json", "stream.safetensors", LOCK}
+FRAMES = 25  # 9 of the first block, 12 of the second, 4 of the third
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a branch, a path with a lens, and a video with its cameras."""
+    root = tmp_path_factory.mktemp("drive")
+    write_latent_model(root / "model")
+    formats.write(path_of(curved_drive(24, step_m=0.4), rate_hz=12.0, lens=LENS), root / "bend.json")
+    write_video(video(12), root / "street.mp4", 12.0)
+    return root
+
+
+def arguments(files: Path, out: Path, **changes: object) -> list[str]:
+    """The command line of a drive of three blocks; None leaves an option out."""
+    options = {"model": files / "model", "branch": files / "model" / "branch", "keys": "w*14 a*10", "fov": 70.0}
+    line = ["drive", "--out", str(out)]
+    for name, value in {**options, "size": (HEIGHT, WIDTH), "steps": 1, **changes}.items():
+        if value is not None:
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            line += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return line
+
+
+@pytest.fixture(scope="module")
+def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The drive that nothing stopped."""
+    out = tmp_path_factory.mktemp("whole") / "drive"
+    assert main(arguments(files, out)) == 0
+    return out
+
+
+def stop_in_block(number: int, stop: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call `stop` while a block is denoised."""
+    denoised = CameraStream._velocity
+
+    def velocity(self: CameraStream, *args: object) -> torch.Tensor:
+        if self.blocks == number:
+            stop()
+        return denoised(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CameraStream, "_velocity", velocity)
+
+
+def test_keys_become_what_the_stream_gives_for_their_cameras(files: Path, whole: Path, tmp_path: Path) -> None:
+    assert {path.name for path in whole.iterdir()} == FILES
+    poses = poses_from_keys("w*14 a*10", 12.0)
+    cameras = formats.read(whole / "video.cameras.json")
+    torch.testing.assert_close(cameras.world_from_camera, poses)
+    poses = formats.read(whole / "path.json").world_from_camera  # to the last bit what was driven
+    pipe, lens = loaded(files / "model", torch.device("cpu")), lens_of_fov(70.0, 0.0, WIDTH, HEIGHT)
+    stream = pipe.stream(lens=lens, height=HEIGHT, width=WIDTH, num_inference_steps=1, guidance_scale=1.0)
+    held = torch.cat((poses, poses[-1:].expand(8, 4, 4)))
+    while stream.frames < FRAMES:
+        first = stream.frames
+        made = stream.drive(held[first : first + stream.block_frames])
+        append_frames(tmp_path / "video.mp4", made[: FRAMES - first], first, 12.0)
+    assert (tmp_path / "video.mp4").read_bytes() == (whole / "video.mp4").read_bytes()
+    assert read_first_frames(whole / "video.mp4", 1)[1] == FRAMES
+    report = json.loads((whole / "report.json").read_text())
+    assert [block["frames"] for block in report["blocks"]] == [9, 12, 4]
+    assert min(block["seconds"] for block in report["blocks"]) > 0
+    assert set(report["wall_s"]) == {"load", "drive", "keep"}
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_after_ctrl_c_it_plays_and_goes_on_exactly(
+    block: int,
+    files: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patched:
+        stop_in_block(block, lambda: signal.raise_signal(signal.SIGINT), patched)
+        assert main(arguments(files, tmp_path)) == 130
+    assert "stopped; finished blocks are kept, --resume goes on" in capsys.readouterr().err
+    if block:
+        assert read_first_frames(tmp_path / "video.mp4", 1)[1] == 21
+        assert formats.read(tmp_path / "video.cameras.json").count == 21
+    assert main(["drive", "--out", str(tmp_path), "--resume"]) == 0
+    assert (tmp_path / "video.mp4").read_bytes() == (whole / "video.mp4").read_bytes()
+    assert (tmp_path / "video.cameras.json").read_bytes() == (whole / "video.cameras.json").read_bytes()
+    assert [row["frames"] for row in json.loads((tmp_path / "report.json").read_text())["blocks"]] == [9, 12, 4]
+    assert main(["drive", "--out", str(tmp_path), "--resume"]) == 0
+    assert "is driven to its end already" in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+from merope.cli import main
+from merope.demo.drive import loaded
+from merope.generate.stream import CameraStream
+save = CameraStream.save
+def killed(self, folder):
+    if self.blocks == 2:  # its frames are in the video, its state is not on disk
+        os.kill(os.getpid(), signal.SIGKILL)
+    return save(self, folder)
+CameraStream.save = killed
+main(sys.argv[1:])
+"""
+
+
+def test_kill_loses_one_block_at_most(files: Path, whole: Path, tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, *arguments(files, tmp_path)], check=False, env=os.environ)
+    assert run.returncode == -signal.SIGKILL
+    assert read_first_frames(tmp_path / "video.mp4", 1)[1] == 21
+    with (tmp_path / "video.mp4").open("ab") as file:  # a third fragment that was cut off
+        file.write((whole / "video.mp4").read_bytes()[fragment_ends(whole / "video.mp4")[1] :][:-5])
+    assert main(arguments(files, tmp_path, resume=True)) == 0  # the same words once more
+    assert (tmp_path / "video.mp4").read_bytes() == (whole / "video.mp4").read_bytes()
+
+
+def test_a_pose_file_begins_with_the_cameras_of_the_prefix(files: Path, tmp_path: Path) -> None:
+    options = {"keys": None, "trajectory": files / "bend.json", "fov": None, "prefix": files / "street.mp4"}
+    assert main(arguments(files, tmp_path / "a", **options)) == 0
+    cameras = formats.read(tmp_path / "a" / "video.cameras.json")
+    given = formats.read(files / "bend.json")
+    torch.testing.assert_close(cameras.world_from_camera, given.world_from_camera)
+    append_frames(tmp_path / "prefix.mp4", read_video(files / "street.mp4", list(range(9)), HEIGHT, WIDTH), 0, 12.0)
+    begins = (tmp_path / "prefix.mp4").read_bytes()
+    made = (tmp_path / "a" / "video.mp4").read_bytes()
+    assert made.startswith(begins)
+    assert [row["frames"] for row in json.loads((tmp_path / "a" / "report.json").read_text())["blocks"]] == [12, 3]
+
+
+def test_keys_go_on_from_the_last_camera_of_a_folder_of_images(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for k, frame in enumerate(video(9)):
+        Image.fromarray(frame.numpy()).save(tmp_path / "images" / f"{k:03}.png")
+    options = {"prefix": tmp_path / "images", "prefix_poses": files / "bend.json", "keys": "w*12"}
+    assert main(arguments(files, tmp_path / "out", fov=None, **options)) == 0
+    cameras = formats.read(tmp_path / "out" / "video.cameras.json")
+    before = formats.read(files / "bend.json").world_from_camera[:9]
+    after = before[-1] @ poses_from_keys("w*12", 12.0)[1:]
+    torch.testing.assert_close(cameras.world_from_camera, torch.cat((before, after)))
+    assert isinstance(cameras.lens, Pinhole)
+    assert torch.equal(cameras.lens.fx, LENS.fx)
+
+
+def test_a_street_of_the_world(files: Path, tmp_path: Path) -> None:
+    """Size, rate and steps are those of the model's clips."""
+    line = ["drive", "--model", str(files / "model"), "--world", "4", "--out", str(tmp_path)]
+    assert main([*line, "--keys", "w*12"]) == 0
+    frames, count = read_first_frames(tmp_path / "video.mp4", 9)
+    assert count == 21
+    assert frames.float().std() > 10
+    assert json.loads((tmp_path / "report.json").read_text())["fps"] == 16.0
+
+
+def test_a_model_without_a_branch_and_a_jump(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A jump of 50 m is said, and driven if it is meant."""
+    poses = curved_drive(9, step_m=0.4)
+    poses[5:, 2, 3] += 50.0
+    formats.write(path_of(poses, lens=LENS), tmp_path / "jump.json")
+    options = {"branch": "none", "keys": None, "trajectory": tmp_path / "jump.json", "fov": None}
+    assert main(arguments(files, tmp_path / "out", **options)) == 0
+    assert "1 jumps in position or orientation, between frames 4→5" in capsys.readouterr().err
+
+
+def bad_poses(folder: Path) -> Path:
+    document = json.loads((folder / "bend.json").read_text())
+    document["frames"][3]["world_from_camera"][0][3] = float("nan")
+    (folder / "nan.json").write_text(json.dumps(document))
+    return folder / "nan.json"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keys": "w*4 q*3"}, "keys must be w, a, s, d or a full stop"),
+        ({"keys": None}, "--trajectory or --keys must be given, one of them, got none"),
+        ({"keys": None, "trajectory": "nan.json"}, "frames[3].world_from_camera"),
+        ({"keys": None, "trajectory": "gone.json"}, "--trajectory must be a file or folder that exists"),
+        ({"fps": 0.0}, "fps must be positive"),
+        ({"fps": 24.0, "prefix": "street.mp4", "prefix_poses": "bend.json"}, "at least 24 frames per second"),
+        ({"fov": None}, "pass --fov DEGREES"),
+        ({"window": 2}, "window"),
+        ({"seed": -1}, "--seed must be at least 0"),
+        ({"prefix": "street.mp4"}, "--prefix-poses must be given for keys after a prefix"),
+        ({"prefix": "street.mp4", "prefix_poses": "bend.json", "fps": 4.0}, "ends before"),
+        ({"prefix_poses": "bend.json"}, "--prefix-poses must be used with --prefix"),
+        ({"prefix": "street.mp4", "prefix_poses": "bend.json", "prefix_frames": 10}, "prefix must be 9, 21, 33, …"),
+        ({"keys": None, "trajectory": "bend.json", "prefix_poses": "bend.json"}, "must be used with --keys"),
+        ({"model": "model/vae"}, "model must be a folder with model_index.json"),
+        ({"model": None}, "--model must be given"),
+        ({"prompt": "a street"}, "--prompt must be left out"),
+        ({"world": 10**6}, "--world must be from 0 to"),
+        ({"resume": True}, "--resume must be used with the folder of a drive"),
+    ],
+)
+def test_bad_input_is_refused_before_weights_are_read(
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    message: str,
+) -> None:
+    bad_poses(files)
+    monkeypatch.setattr("merope.generate.drive_command.load_pipeline", pytest.fail)
+    named = ("trajectory", "prefix", "prefix_poses", "model")
+    given = {name: files / value if name in named and value else value for name, value in changes.items()}
+    assert main(arguments(files, tmp_path / "out", **given)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_in_use_or_with_a_drive_is_left_alone(
+    files: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(files, whole)) == 2
+    assert "add --resume to go on with that drive" in capsys.readouterr().err
+    with FileLock(tmp_path / LOCK):
+        assert main(arguments(files, tmp_path)) == 2
+    assert "--out must be a folder that no other drive uses" in capsys.readouterr().err
+    assert main(arguments(files, whole, resume=True, window=6)) == 2
+    assert "--window must be 12 as when the drive began, got 6" in capsys.readouterr().err
+
+
+def test_a_video_that_was_changed_is_not_gone_on_with(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop_in_block(1, lambda: signal.raise_signal(signal.SIGINT), monkeypatch)
+    assert main(arguments(files, tmp_path)) == 130
+    (tmp_path / "video.mp4").write_bytes(b"")
+    assert main(["drive", "--out", str(tmp_path), "--resume"]) == 2
+    assert "must be the drive's video of 1 parts, got 0" in capsys.readouterr().err
