@@ -9,7 +9,18 @@ import pytest
 
 from merope.cli import command_parser, main
 
-WITH_EXAMPLE = ("generate", "evaluate", "train", "demo", "path", "curate", "data cache", "data synth", "bench world")
+WITH_EXAMPLE = (
+    "generate",
+    "drive",
+    "evaluate",
+    "train",
+    "demo",
+    "path",
+    "curate",
+    "data cache",
+    "data synth",
+    "bench world",
+)
 
 
 def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -53,6 +64,7 @@ def test_help_ends_with_an_example_on_one_line_that_parses(name: str, monkeypatc
     ("command", "message"),
     [
         ("generate --model m --branch b --out c.mp4 --trajectory gone.json", "--trajectory must be a file or folder"),
+        ("drive --model m --branch b --out d --trajectory gone.json", "--trajectory must be a file or folder"),
         ("analyse --model m --branch b --out a --trajectory gone.json", "--trajectory must be a file or folder"),
         ("demo --trajectory gone.json", "--trajectory must be a file or folder"),
         ("curate --poses gone.txt", "--poses must be a file or folder"),
@@ -79,9 +91,10 @@ def test_missing_files_are_found_before_slow_imports() -> None:
 import sys
 from merope.cli import main
 generate = "generate --model m --branch b --out c.mp4 --trajectory gone.json"
+drive = "drive --model m --branch b --out d --trajectory gone.json"
 files = "demo --trajectory gone.json", "curate --poses gone.txt", "path convert gone.txt out.json"
 configs = "train gone.toml", "data cache gone.toml --out c", "bench world gone.toml"
-for command in (generate, *files, *configs):
+for command in (generate, drive, *files, *configs):
     assert main(command.split()) == 2
 assert not {"diffusers", "scipy", "cv2", "matplotlib"} & set(sys.modules)
 """

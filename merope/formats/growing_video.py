@@ -48,7 +48,7 @@ def _encoded(frames: Tensor, first: int, fps: float) -> bytes:
     with av.open(buffer, "w", format="mp4", container_options=flags | clock) as container:
         stream = container.add_stream("libx264", rate=rate)
         stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
-        stream.options = {"crf": "12", "bf": "0"}
+        stream.options = {"crf": "12", "bf": "0", "threads": "1"}  # with more, the bytes depend on the machine
         for frame in frames.cpu().numpy():
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
