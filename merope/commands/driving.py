@@ -74,11 +74,10 @@ def _drive(options: argparse.Namespace, defaults: dict[str, Any]) -> int:
         given = _resumed(given, defaults)
     else:
         _require(options)
-    from merope.demo.driven_street import Street
     from merope.generate.drive_command import drive, resume
     from merope.generate.drive_inputs import route_from_files
 
-    street = None if given["world"] is None else Street.of(given["world"], given["model"])
+    street = None if given["world"] is None else _street(given["world"], given["model"])
     config = _config(given, street)
     if options.resume:
         folder = resume(config.clip)
@@ -125,6 +124,12 @@ def _resumed(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 def _is_same(name: str, now: object, before: object) -> bool:
     return (_settled(str(now)) if name in ("model", "branch") else now) == before
+
+
+def _street(world: int, model: str | None) -> "Street":
+    from merope.demo.driven_street import Street
+
+    return Street.of(world, model)
 
 
 def _config(given: dict[str, Any], street: "Street | None") -> "DriveConfig":
