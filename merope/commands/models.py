@@ -51,16 +51,17 @@ def _train(options: argparse.Namespace) -> int:
 
 def _driving_command(config: "TrainConfig", trained: Path) -> str:
     """What to run next with trained folders."""
-    if config.objective.causal_block_frames is not None:
-        return "block by block in Python with pipe.stream, see docs/streaming.md"
-    is_pipeline = (trained / "model_index.json").exists()  # a model of pixels is written whole
+    is_causal = config.objective.causal_block_frames is not None
+    is_pipeline = (trained / "model_index.json").exists()  # a model of pixels or of a VAE of its own is written whole
     if is_pipeline and config.branch != "none":
-        return f"merope demo --model {trained}"
-    words = ["merope generate --model", str(trained if is_pipeline else config.model.pretrained)]
+        drive = f'merope drive --model {trained} --world 0 --keys "w*40 a*20 w*40" --out drive'
+        return drive if is_causal else f"merope demo --model {trained}"
+    command, out = ("drive", "drive") if is_causal else ("generate", "clip.mp4")
+    words = [f"merope {command} --model", str(trained if is_pipeline else config.model.pretrained)]
     words += ["--branch", "none" if config.branch == "none" else str(trained / "branch")]
     if (trained / "transformer").exists() and not is_pipeline:
         words += ["--transformer", str(trained / "transformer")]
-    return " ".join((*words, "--trajectory POSES --prompt TEXT --out clip.mp4"))
+    return " ".join((*words, f"--trajectory POSES --prompt TEXT --out {out}"))
 
 
 def _train_vae(options: argparse.Namespace) -> int:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from merope.generate.preflight import ModelOutline
     from merope.generate.stream import CameraStream
 
-BLOCK = 3  # latent frames
-
 
 def drive(
     config: DriveConfig, command: Mapping[str, object], find_route: RouteFinder = route_from_files
@@ -39,10 +37,11 @@ def drive(
     """
     clip, folder = config.clip, DriveFolder(config.clip.out.parent)
     check_machine(clip)
-    KeyCache(config.window, config.sink, BLOCK)  # which checks them
     route = find_route(config)
     outline = checked_model(clip, route.path)
-    _check_route(config, route, outline)
+    block = block_frames(clip)
+    KeyCache(config.window, config.sink, block)  # which checks them
+    _check_route(config, route, outline, block)
     with folder.claimed():
         folder.check_new()
         began_s = time.perf_counter()
@@ -54,7 +53,7 @@ def drive(
             None if cameras is None or route.prefix is None else cameras.at(slice(route.prefix_frames)),
             window=config.window,
             sink=config.sink,
-            block=BLOCK,
+            block=block,
             negative_prompt=clip.negative_prompt,
             height=clip.height,
             width=clip.width,
@@ -68,7 +67,7 @@ def drive(
 
 
 def resume(clip: GenerateConfig) -> DriveFolder:
-    """Go on with the drive of a folder, exactly as if it had not been stopped; the model is that of the clip."""
+    """Go on with the drive of a folder from the state after its last block; the model is that of the clip."""
     folder = DriveFolder(clip.out.parent)
     check_machine(clip)
     with folder.claimed():
@@ -93,12 +92,20 @@ def _quiet_pipeline(clip: GenerateConfig) -> "CameraVideoPipeline":
     return pipe
 
 
-def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline") -> None:
+def block_frames(clip: GenerateConfig) -> int:
+    """Latent frames of a block: as the model was trained, known before its weights are read."""
+    from merope.generate.preflight import trained_block_frames
+    from merope.generate.stream import BLOCK_FRAMES
+
+    return trained_block_frames(clip.model, clip.branch if clip.has_branch else None) or BLOCK_FRAMES
+
+
+def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline", block: int) -> None:
     """Refuse a prefix that does not fill blocks, and a path that ends with it."""
     clip = config.clip
     if route.prefix is not None:
         settings = StreamSettings(
-            clip.height, clip.width, config.window, config.sink, BLOCK, clip.steps, 1.0, clip.seed
+            clip.height, clip.width, config.window, config.sink, block, clip.steps, 1.0, clip.seed
         )
         check_prefix_blocks(route.prefix[None], outline.strides, settings)
     if route.path.count <= route.prefix_frames:
@@ -134,7 +141,7 @@ def _drive_on(stream: "CameraStream", folder: DriveFolder, path: Trajectory, has
 
 def _blocks_left(stream: "CameraStream", frames: int) -> int:
     after_next = max(0, frames - stream.frames - stream.block_frames)  # the next one may be shorter than the others
-    return 1 + math.ceil(after_next / (BLOCK * stream.pipe.strides.frames))
+    return 1 + math.ceil(after_next / (stream.settings.block * stream.pipe.strides.frames))
 
 
 def held_cameras(path: Trajectory, first: int, count: int) -> Cameras:

@@ -106,6 +106,13 @@ def check_branch(
         encoding.plan(cameras.at(slice(0, 1)), (1, 1), content=content)  # PRoPE and RayRoPE do not take every lens
 
 
+def trained_block_frames(model: str, branch: str | None) -> int | None:
+    """Latent frames of the blocks that a model, or its branch, was trained to make one after the other; None: none."""
+    of_branch = None if branch is None else _config("branch", CameraBranch, branch).get("causal_block_frames")
+    frames: int | None = _config("model", CameraVideoPipeline, model).get("causal_block_frames") or of_branch
+    return frames
+
+
 def local_folder(name: str, given: str) -> Path | None:
     """The folder that is meant, None for a hub id (owner/name); a folder that is not there is refused."""
     path = Path(given)

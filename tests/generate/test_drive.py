@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,17 @@ def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "drive"
     assert main(arguments(files, out)) == 0
     return out
+
+
+@pytest.mark.parametrize("place", ["model_index.json", "branch/config.json"])
+def test_blocks_are_those_that_the_model_was_trained_to_make(files: Path, tmp_path: Path, place: str) -> None:
+    shutil.copytree(files / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / place).read_text())
+    (tmp_path / "model" / place).write_text(json.dumps(config | {"causal_block_frames": 2}))
+    out, model = tmp_path / "drive", tmp_path / "model"
+    assert main(arguments(files, out, model=model, branch=model / "branch", window=4, sink=2)) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert [block["frames"] for block in report["blocks"]] == [5, 8, 8, 4]
 
 
 def stop_in_block(number: int, stop: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
