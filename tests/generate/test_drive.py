@@ -93,6 +93,11 @@ def test_blocks_are_those_that_the_model_was_trained_to_make(files: Path, tmp_pa
     assert [block["frames"] for block in report["blocks"]] == [5, 8, 8, 4]
 
 
+def press_ctrl_c() -> None:
+    """As Python answers the signal. The signal itself is ignored where a shell runs the tests in the background."""
+    signal.default_int_handler(signal.SIGINT, None)
+
+
 def stop_in_block(number: int, stop: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Call `stop` while a block is denoised."""
     denoised = CameraStream._velocity
@@ -139,7 +144,7 @@ def test_after_ctrl_c_it_plays_and_goes_on_exactly(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with monkeypatch.context() as patched:
-        stop_in_block(block, lambda: signal.raise_signal(signal.SIGINT), patched)
+        stop_in_block(block, press_ctrl_c, patched)
         assert main(arguments(files, tmp_path)) == 130
     assert "stopped; finished blocks are kept, --resume goes on" in capsys.readouterr().err
     if block:
@@ -293,7 +298,7 @@ def test_a_folder_in_use_or_with_a_drive_is_left_alone(
 def test_a_video_that_was_changed_is_not_gone_on_with(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop_in_block(1, lambda: signal.raise_signal(signal.SIGINT), monkeypatch)
+    stop_in_block(1, press_ctrl_c, monkeypatch)
     assert main(arguments(files, tmp_path)) == 130
     (tmp_path / "video.mp4").write_bytes(b"")
     assert main(["drive", "--out", str(tmp_path), "--resume"]) == 2
