@@ -184,7 +184,8 @@ def test_kill_loses_one_block_at_most(
         file.write((whole / "video.mp4").read_bytes()[fragment_ends(whole / "video.mp4")[1] :][:-5])
     assert main(arguments(files, tmp_path, resume=True)) == 0  # the same words once more
     assert read_first_frames(tmp_path / "video.mp4", 1)[1] == FRAMES
-    torch.testing.assert_close(load_file(tmp_path / STATE), load_file(whole / STATE))
+    # Another process may sum in another order. The state after another block is far from this one.
+    torch.testing.assert_close(load_file(tmp_path / STATE), load_file(whole / STATE), rtol=1e-3, atol=1e-3)
     assert (all_frames(written, tmp_path).int() - all_frames(written, whole)[9:].int()).abs().max() <= 1
 
 
