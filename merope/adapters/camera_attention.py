@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from merope.adapters.conditioning import CameraCondition, Carrier, taken_off
 from merope.adapters.history import HistoryAttention
+from merope.adapters.stand_in import StandIn
 from merope.attention.dispatch import attend
 from merope.attention.plan import AttentionPlan
 from merope.encodings.depth_head import DepthHead
@@ -18,11 +19,10 @@ QKNorm = Literal["rms"] | None
 NORM_EPS = 1e-6
 
 
-class CameraProcessor(nn.Module, ABC):
-    """An attention processor of diffusers that stands in the place of another one (`base`) and knows the cameras.
+class CameraProcessor(StandIn, nn.Module, ABC):
+    """An attention processor of diffusers that stands in the place of another one (`base`) and knows the cameras."""
 
-    diffusers' switches for the attention backend and context parallelism go to `base`.
-    """
+    reason, way_back = "with a camera branch", "detach the branch"
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,24 +57,6 @@ class CameraProcessor(nn.Module, ABC):
     @abstractmethod
     def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Any:
         """Self-attention of a block that knows its cameras: video [B, N, width], and text where attention is joint."""
-
-    @property
-    def _attention_backend(self) -> Any:
-        return self.base._attention_backend
-
-    @_attention_backend.setter
-    def _attention_backend(self, backend: Any) -> None:
-        self.base._attention_backend = backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.base._parallel_config
-
-    @_parallel_config.setter
-    def _parallel_config(self, config: Any) -> None:
-        if config is not None:
-            fix = "shard samples instead, or detach the branch"
-            raise invalid("parallel_config", "None with a camera branch: plans are not split over ranks", config, fix)
 
 
 class CameraAttention(CameraProcessor):

@@ -8,12 +8,12 @@ from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor
 
 from merope.adapters.key_cache import KeyReader
+from merope.adapters.stand_in import StandIn
 from merope.attention.dispatch import attend
 from merope.attention.operators import Operator, phasors
 from merope.attention.plan import AttentionPlan, Block
 from merope.attention.visible_cameras import Visibility, key_ranges
 from merope.encodings.rotary import rotary_phases
-from merope.errors import invalid
 
 ROTARY_BASE = 10000.0
 """Of every Wan: diffusers' transformer has no setting for it."""
@@ -42,8 +42,10 @@ class CausalRotary(tuple[Tensor, Tensor]):
         return type(self)((self[0].to(device), self[1].to(device)), self.plan.to(device), self.reader)
 
 
-class CausalAttention:
+class CausalAttention(StandIn):
     """An attention processor in the place of Wan's own (`base`), which still runs where nothing causal is asked for."""
+
+    reason, way_back = "for a causal model", "call merope.detach_causal"
 
     def __init__(self, base: Callable[..., Tensor], layer: str) -> None:
         self.base: Any = base
@@ -69,24 +71,6 @@ class CausalAttention:
         for layer in attn.to_out:
             attended = layer(attended)
         return attended
-
-    @property
-    def _attention_backend(self) -> Any:
-        return self.base._attention_backend
-
-    @_attention_backend.setter
-    def _attention_backend(self, backend: Any) -> None:
-        self.base._attention_backend = backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.base._parallel_config
-
-    @_parallel_config.setter
-    def _parallel_config(self, config: Any) -> None:
-        if config is not None:
-            fix = "shard samples instead, or call merope.detach_causal"
-            raise invalid("parallel_config", "None for a causal model: its plans are not split over ranks", config, fix)
 
 
 def projected(
