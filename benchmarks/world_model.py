@@ -11,8 +11,10 @@ Three paths in each of some worlds that no model was trained on. Two rulers meas
 
 Clips below 144 pixels are enlarged for COLMAP, so that models of all sizes are measured alike.
 
-The work has two stages. `--only generate` wants a GPU, and writes latents to the folder `--work`, in files of at most
-15 MB. `--only score` wants CPU cores and pycolmap, and reads them. A stopped stage goes on where it was.
+The work has three stages. `--only generate` wants a GPU, and writes latents to the folder `--work`, in files of at most
+15 MB. `--only renders` measures true and reconstructed renders, and `--only score` the rest: both want CPU cores and
+pycolmap. Renders need no generated clips, and their rows serve every model with the same VAE. A stopped stage goes on
+where it was.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +71,24 @@ class Trial:
     def clips(self) -> WorldClips:
         return read_clips(self.model)[0]
 
-    @property
+    @cached_property
     def about(self) -> dict[str, str]:
         """What generated clips depend on. Scores of other weights, steps or clips are not mixed with these."""
         return {"weights": weights_digest(self.model), "steps": str(self.steps), "clips": repr(self.clips)}
 
+    @cached_property
+    def about_kind(self) -> dict[str, dict[str, str]]:
+        """What the rows of a kind depend on: those of the renders are the same for every model, or for every VAE."""
+        clips = {"clips": repr(self.clips)}
+        about = {"generated": self.about, "true": clips}
+        return about | {"vae": clips | {"weights": weights_digest(self.model / "vae")}} if self.has_vae else about
+
+    @property
+    def has_vae(self) -> bool:
+        return (self.model / "vae").is_dir()
+
     def commanded(self, seed: int, device: torch.device) -> list[CommandedClip]:
         return clips_of_world(WorldTest().paths(self.clips, seed), self.clips, seed, device)
-
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS if (self.model / "vae").is_dir() else KINDS[:2]
 
 
 def latent_files(trial: Trial, clip_bytes: int) -> dict[Path, range]:
@@ -132,14 +142,14 @@ def stranger(video: Tensor, clip: CommandedClip) -> Row:  # uint8 [T, H, W, 3]
 
 
 @torch.no_grad()
-def measured(trial: Trial, kind: str, clip: CommandedClip, latents: Tensor) -> Row:  # [C, T, h, w]
-    """The row of one clip."""
+def measured(trial: Trial, kind: str, clip: CommandedClip, latents: Tensor | None) -> Row:  # [C, T, h, w]
+    """The row of one clip. `latents`: the generated ones."""
     pipeline, prefix = model_of_process(trial.model), trial.clips.prefix_frames
     began_s, row = time.perf_counter(), Row()
     video = clip.true
     if kind == "vae":
         latents = pipeline.encode_frames(clip.true[None])[0]
-    if kind != "true":
+    if latents is not None and kind != "true":
         video = as_bytes((pipeline.decode_latents(latents[None].float())[0].movedim(0, -1) + 1.0) / 2.0)
         row = {"psnr_db": psnr_db(video[prefix:], clip.true[prefix:])}
     if kind == "generated":
@@ -148,41 +158,53 @@ def measured(trial: Trial, kind: str, clip: CommandedClip, latents: Tensor) -> R
     return row | {"kind": kind, "clip": clip.name, "s": round(time.perf_counter() - began_s, 1)}
 
 
-def measured_world(trial: Trial, file: Path, seed: int, missing: Sequence[tuple[str, str]]) -> list[Row]:
-    """The rows of a world that are still missing: pairs of kind and clip."""
+def measured_world(trial: Trial, file: Path | None, seed: int, missing: Sequence[tuple[str, str]]) -> list[Row]:
+    """The rows of a world that are still missing: pairs of kind and clip. Those of renders need no file."""
     rows = []
-    with safe_open(file, "pt") as latents:
-        for clip in trial.commanded(seed, CPU):
-            kinds = [kind for kind, name in missing if name == clip.name]
-            rows += [measured(trial, kind, clip, latents.get_tensor(clip.name)) for kind in kinds]
+    for clip in trial.commanded(seed, CPU):
+        latents = None if file is None else latents_in(file, clip.name)
+        rows += [measured(trial, kind, clip, latents) for kind, name in missing if name == clip.name]
     return rows
 
 
-def score(trial: Trial, workers: int) -> list[Row]:
-    """Rows of all clips; those that an earlier run measured of the same latents are read."""
-    kept, about = trial.work / "rows.jsonl", trial.about
+def latents_in(file: Path, name: str) -> Tensor:  # [C, T, h, w]
+    with safe_open(file, "pt") as kept:
+        return kept.get_tensor(name)
+
+
+def score(trial: Trial, kinds: Sequence[str], workers: int) -> list[Row]:
+    """Rows of all clips of some kinds; those that an earlier run measured of the same pictures are read."""
+    kept, wanted = trial.work / "rows.jsonl", range(FIRST_TEST_SEED, FIRST_TEST_SEED + trial.worlds)
     lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    done = {(row["kind"], row["clip"]): row for row in lines if row.pop("about") == about}
-    files = {seed: file for file in sorted(trial.work.glob("latents-*.safetensors")) for seed in seeds_in(file, about)}
-    wanted = range(FIRST_TEST_SEED, FIRST_TEST_SEED + trial.worlds)
-    if not set(wanted) <= set(files):
-        short = f"{len(set(wanted) & set(files))} of {len(wanted)} worlds of this model and {trial.steps} steps"
-        raise SystemExit(f"{trial.work} holds {short}; run --only generate first, with the same --model and --steps")
-    jobs = {}
+    done = {(row["kind"], row["clip"]): row for row in lines if row.pop("about") == trial.about_kind.get(row["kind"])}
+    files = files_of_worlds(trial, wanted) if "generated" in kinds else {}
+    jobs = dict[int, list[tuple[str, str]]]()
     for seed in wanted:
         names = [f"world-{seed}-{name}" for name in WorldTest().paths(trial.clips, seed)]
-        missing = [(kind, name) for kind in trial.kinds() for name in names if (kind, name) not in done]
+        missing = [(kind, name) for kind in kinds for name in names if (kind, name) not in done]
         jobs |= {seed: missing} if missing else {}
+    kept.parent.mkdir(parents=True, exist_ok=True)
     progress, count = ProgressLine("scoring", len(jobs), "worlds"), 0
     with worker_pool(workers) as pool, kept.open("a") as stream:
-        waiting = [pool.submit(measured_world, trial, files[seed], seed, missing) for seed, missing in jobs.items()]
+        waiting = [pool.submit(measured_world, trial, files.get(seed), seed, jobs[seed]) for seed in jobs]
         for count, finished in enumerate(as_completed(waiting), start=1):
             for row in finished.result():
                 done[row["kind"], row["clip"]] = row
-                stream.write(json.dumps(row | {"about": about}) + "\n")
+                stream.write(json.dumps(row | {"about": trial.about_kind[row["kind"]]}) + "\n")
             stream.flush()
             progress.show(count)
-    return sorted((row for row in done.values() if int(row["clip"].split("-")[1]) in wanted), key=_kind_and_clip)
+    asked = (row for (kind, _), row in done.items() if kind in kinds and int(row["clip"].split("-")[1]) in wanted)
+    return sorted(asked, key=_kind_and_clip)
+
+
+def files_of_worlds(trial: Trial, wanted: range) -> dict[int, Path]:
+    """Where the latents of each world are."""
+    every = sorted(trial.work.glob("latents-*.safetensors"))
+    files = {seed: file for file in every for seed in seeds_in(file, trial.about)}
+    if not set(wanted) <= set(files):
+        short = f"{len(set(wanted) & set(files))} of {len(wanted)} worlds of this model and {trial.steps} steps"
+        raise SystemExit(f"{trial.work} holds {short}; run --only generate first, with the same --model and --steps")
+    return files
 
 
 def _kind_and_clip(row: Row) -> tuple[int, str]:
@@ -222,16 +244,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of denoising (what the model's clips.json names)")
     parser.add_argument("--workers", type=int, default=2, help="processes that score (2)")
     parser.add_argument("--work", type=Path, default=Path("outputs/world-model-test"), help="for latents and rows")
-    parser.add_argument("--only", choices=("generate", "score"), help="one stage (both)")
+    parser.add_argument("--only", choices=("generate", "renders", "score"), help="one stage (all)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-model.json"))
     options = parser.parse_args()
     trial = Trial(options.model, options.work, options.worlds, options.steps or read_clips(options.model)[1])
-    if options.only != "score":
+    if options.only in (None, "generate"):
         generate(trial)
-    if options.only == "generate":
+    if options.only == "renders":
+        score(trial, [kind for kind in trial.about_kind if kind != "generated"], options.workers)
+    if options.only in ("generate", "renders"):
         return
-    rows = score(trial, options.workers)
-    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in trial.kinds()}
+    rows = score(trial, list(trial.about_kind), options.workers)
+    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in trial.about_kind}
     summary = {kind: means(own, trial.clips.prefix_frames) for kind, own in by_kind.items()}
     where = [about_videos(file) for file in sorted(trial.work.glob("latents-*.safetensors"))]
     about = trial.about | {"generated_on": sorted({one["generated_on"] for one in where}), "steps": trial.steps}
