@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 CHECKS = (
     "attention/fused_kernel_checks.py",
     "attention/fused_learning_checks.py",
+    "attention/fused_visible_checks.py",
     "encodings/table_kernel_checks.py",
     "world/draw_kernel_checks.py",
 )

@@ -81,8 +81,8 @@ def key_ranges(
     tokens_per_camera: int,  # of the key side
     extra_tokens: int,
     key_extra_tokens: int,
-) -> KeyRanges:
-    """The tokens that a visibility means for the two sides of a plan."""
+) -> KeyRanges | None:
+    """The tokens that a visibility means for the two sides of a plan; None where every query sees every key."""
     if not isinstance(sees, Visibility):
         raise invalid("sees", "a merope.Visibility", type(sees).__name__, "Visibility.block_causal(cameras) makes one")
     if len(sees.intervals) != query_cameras:
@@ -98,7 +98,9 @@ def key_ranges(
     end = key_cameras * tokens_per_camera
     extra = ((end, end + key_extra_tokens),)
     rows = [[(start * tokens_per_camera, stop * tokens_per_camera) for start, stop in row] for row in sees.intervals]
-    return (*(_joined((*row, *extra)) for row in rows), extra if extra_tokens else ())
+    seen = tuple(_joined((*row, *extra)) for row in rows)
+    whole = (0, end + key_extra_tokens)
+    return None if set(seen) == {(whole,)} and not extra_tokens else (*seen, extra if extra_tokens else ())
 
 
 @dataclass(frozen=True)

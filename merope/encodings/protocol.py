@@ -90,6 +90,6 @@ class Encoding(ABC):
             raise invalid(name, f"of {self.content_channels} channels for {type(self).__name__}", got, fix)
 
 
-def _visible_keys(sees: Visibility, query: Tokens, key: Tokens) -> KeyRanges:
+def _visible_keys(sees: Visibility, query: Tokens, key: Tokens) -> KeyRanges | None:
     extra = [side.count - side.cameras * side.patches for side in (query, key)]
     return key_ranges(sees, query.cameras, key.cameras, key.patches, *extra)

@@ -142,7 +142,8 @@ def test_no_table_is_read_beyond_its_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", noted)
     tables = replace(maps.key_tables, grouped=twice[:count])
-    transforms.expand(torch.ones(1, 3, plan.key_tokens, 16), maps.key, tables, 0, range(maps.groups))
+    out = torch.empty(1, maps.groups, plan.key_tokens, 3, 16)
+    transforms.expand(torch.ones(1, 3, plan.key_tokens, 16), maps.key, tables, 0, range(maps.groups), out)
     entries = (np.concatenate(read) - twice.data_ptr()) / twice.element_size()
     assert ((entries >= 0) & (entries < count)).any()
     assert not ((entries >= count) & (entries < 2 * count)).any()

@@ -25,8 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import merope
 from merope import AttentionPlan, Cameras, MeRoPE, Visibility
-from merope.attention.kernels.hopper_tables import why_not_plan
-from merope.attention.kernels.support import why_not_fused
 from merope.encodings.protocol import Encoding
 from merope.encodings.rayrope import RayRoPE
 from tests.attention.test_memory import smallest_budget
@@ -260,15 +258,13 @@ def test_the_operators_do_not_depend_on_what_is_seen() -> None:
     assert "sees" not in str(plain)
 
 
-def test_kernels_that_cannot_refuse() -> None:
-    cameras, sees = Cameras(curved_drive(4).float(), PINHOLE), Visibility.block_causal(4, 2)
-    plain, seeing = (MeRoPE().plan(cameras, (1, 2), sees=visible) for visible in (None, sees))
-    q, k, v = (x.float() for x in random_qkv(1, 1, 8, 128))
-    assert why_not_plan(plain) is None
-    assert "every query camera see every key" in (why_not_plan(seeing) or "")
-    assert "`sees`" not in (why_not_fused(q, plain) or "")
-    with pytest.raises(ValueError, match=r'backend must be .*"sdpa".*got "fused"; .*made with `sees`'):
-        merope.attend(q, k, v, seeing, backend="fused")
+def test_a_plan_of_which_everything_is_seen_is_a_plan_without_visibility() -> None:
+    cameras = Cameras(curved_drive(4), PINHOLE)
+    block = Visibility.block_causal(2, 2, last=3, sink=1, cached=2)
+    plan = MeRoPE().plan(cameras.at(slice(2, 4)), (1, 2), key=cameras, sees=block, key_extra_tokens=1)
+    assert plan.visible_keys is None
+    other = MeRoPE().plan(cameras, (1, 2), extra_tokens=1, sees=Visibility.block_causal(4, 4))
+    assert other.visible_keys is not None, "extra tokens see extra tokens only"
 
 
 @pytest.mark.parametrize("name", ["merope", "ucpe"])

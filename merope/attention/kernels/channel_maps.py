@@ -51,6 +51,10 @@ class SideTables:
     rows: Tensor  # int32 [operators, N], table row of every token
     has_camera: Tensor  # int8 [B or 1, N]
 
+    def of_tokens(self, tokens: slice) -> Self:
+        """The tables of some tokens: views."""
+        return replace(self, rows=self.rows[:, tokens], has_camera=self.has_camera[:, tokens])
+
 
 @dataclass(frozen=True, eq=False)
 class ChannelMap:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from merope.attention.kernels.prepared import PreparedPlan
 from merope.attention.kernels.support import bytes_per_camera
+from merope.attention.visible_cameras import Run
 
 QUERY_TILE = 128
 """Queries per block of cuDNN's attention on Hopper: its time steps up with every 132 blocks of so many."""
@@ -18,31 +19,58 @@ BACKWARD_BYTES = 2**29
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some samples with all their query cameras, or some query cameras of one sample."""
+    """Some samples with query cameras that see the same keys, or some of these cameras of one sample."""
 
     samples: slice
     cameras: range
-    pairs: slice  # the same among all (sample, camera) pairs
+    keys: tuple[slice, ...]  # that are expanded for the cameras
+    parts: tuple[Run, ...]  # of one group's queries, which see different ones of these keys; none: they see all
+
+    def of(self, x: Tensor) -> Tensor:  # [B, groups, …] -> [pairs, …]
+        """What belongs to the chunk's pairs of a sample and a camera; a view where they are neighbours."""
+        return x[self.samples, self.cameras.start : self.cameras.stop].flatten(0, 1)
+
+    def put(self, x: Tensor, pairs: Tensor) -> None:
+        """The reverse of `of`."""
+        x[self.samples, self.cameras.start : self.cameras.stop] = pairs.unflatten(0, (-1, len(self.cameras)))
 
 
 def camera_chunks(k: Tensor, maps: PreparedPlan, memory_budget: int, backward: bool) -> Iterator[Chunk]:
     """Chunks of (sample, camera) pairs whose expanded keys and values (and their gradients) fit the budget."""
-    batch, heads = k.shape[:2]
     budget = min(memory_budget, BACKWARD_BYTES) if backward else memory_budget
-    most = max(1, budget // bytes_per_camera(k, maps.width, backward))
-    tiles = heads * math.ceil(maps.tokens_per_group / QUERY_TILE)
-    if most >= maps.groups:
-        step = chunk_size(batch, most // maps.groups, tiles * maps.groups, _processors(k))
-        for start in range(0, batch, step):
-            stop = min(start + step, batch)
-            yield Chunk(slice(start, stop), range(maps.groups), slice(start * maps.groups, stop * maps.groups))
+    if maps.groups == 1 or not maps.runs:
+        every = (slice(0, k.shape[2]),)
+        yield from _chunks_of(k, maps, budget, backward, range(maps.groups), every, maps.runs)
         return
-    step = chunk_size(maps.groups, most, tiles, _processors(k))
+    for run in maps.runs:
+        cameras = range(run.cameras.start, run.cameras.stop)
+        if cameras:
+            yield from _chunks_of(k, maps, budget, backward, cameras, run.keys, ())
+
+
+def _chunks_of(
+    k: Tensor,
+    maps: PreparedPlan,
+    budget: int,
+    backward: bool,
+    cameras: range,
+    keys: tuple[slice, ...],
+    parts: tuple[Run, ...],
+) -> Iterator[Chunk]:
+    """Chunks of some cameras that have the same keys expanded."""
+    batch, heads = k.shape[:2]
+    seen = k[:, :, : sum(each.stop - each.start for each in keys)]
+    most = max(1, budget // bytes_per_camera(seen, maps.width, backward, bool(parts)))
+    tiles = heads * math.ceil(maps.tokens_per_group / QUERY_TILE)
+    if most >= len(cameras):
+        step = chunk_size(batch, most // len(cameras), tiles * len(cameras), _processors(k))
+        for start in range(0, batch, step):
+            yield Chunk(slice(start, min(start + step, batch)), cameras, keys, parts)
+        return
+    step = chunk_size(len(cameras), most, tiles, _processors(k))
     for sample in range(batch):
-        for start in range(0, maps.groups, step):
-            cameras = range(start, min(start + step, maps.groups))
-            pairs = slice(sample * maps.groups + start, sample * maps.groups + cameras.stop)
-            yield Chunk(slice(sample, sample + 1), cameras, pairs)
+        for start in range(0, len(cameras), step):
+            yield Chunk(slice(sample, sample + 1), cameras[start : start + step], keys, parts)
 
 
 def chunk_size(total: int, most: int, tiles_each: int, processors: int) -> int:

@@ -20,6 +20,7 @@ from merope.attention.kernels.channel_maps import (
 )
 from merope.attention.kernels.support import carried_width, learns_tables
 from merope.attention.plan import AttentionPlan, Block
+from merope.attention.visible_cameras import Run
 
 T = TypeVar("T")
 SixMaps = tuple[ChannelMap, ChannelMap, ChannelMap, ChannelMap, ChannelMap, ChannelMap]
@@ -48,6 +49,7 @@ class PreparedPlan:
     back_t: ChannelMap
     query_tables: SideTables
     key_tables: SideTables
+    runs: tuple[Run, ...]  # of query cameras that see the same keys; none: every query sees every key
 
     @property
     def width(self) -> int:
@@ -61,7 +63,10 @@ class PreparedPlan:
 
     def pack(self) -> tuple[list[Tensor], list[int]]:
         """Tensors and numbers, for operators that torch.compile sees."""
-        tensors, numbers = [], [self.groups, self.tokens_per_group]
+        tensors, numbers = [], [self.groups, self.tokens_per_group, len(self.runs)]
+        for run in self.runs:
+            intervals = (run.cameras, run.queries, *run.keys)
+            numbers += [len(run.keys), *(bound for each in intervals for bound in _bounds(each))]
         for part in self._parts():
             for field in fields(part):
                 value = getattr(part, field.name)
@@ -73,7 +78,16 @@ class PreparedPlan:
     def unpack(cls, tensors: list[Tensor], numbers: list[int]) -> Self:
         """The reverse of `pack`."""
         tensor, number = iter(tensors), iter(numbers)
-        groups, tokens_per_group = next(number), next(number)
+        groups, tokens_per_group, run_count = next(number), next(number), next(number)
+
+        def interval() -> slice:
+            return slice(next(number), next(number))
+
+        def run() -> Run:
+            count = next(number)
+            return Run(interval(), interval(), tuple(interval() for _ in range(count)), slice(0, 0))
+
+        runs = tuple(run() for _ in range(run_count))
 
         def channel_map() -> ChannelMap:
             width, gated, grouped, per_head = (next(number) for _ in range(4))
@@ -84,11 +98,15 @@ class PreparedPlan:
             return SideTables(next(tensor), next(tensor), next(tensor), next(tensor))
 
         turn, turn_t, key, value, back, back_t = (channel_map() for _ in range(6))
-        return cls(groups, tokens_per_group, turn, turn_t, key, value, back, back_t, side(), side())
+        return cls(groups, tokens_per_group, turn, turn_t, key, value, back, back_t, side(), side(), runs)
 
     def _parts(self) -> tuple[ChannelMap | SideTables, ...]:
         maps = (self.turn, self.turn_t, self.key, self.value, self.back, self.back_t)
         return (*maps, self.query_tables, self.key_tables)
+
+
+def _bounds(interval: slice) -> tuple[int, int]:
+    return interval.start, interval.stop
 
 
 def prepared(plan: AttentionPlan, dtype: torch.dtype) -> PreparedPlan:
@@ -128,8 +146,15 @@ def _made(make: Callable[[], T]) -> T:
 
 
 def cameraless_plan(plan: AttentionPlan) -> AttentionPlan:
-    """The plan of `plan.cameraless_queries` alone: only blocks that are not about cameras act on them."""
-    chosen = plan.cameraless_queries
+    """The plan of `plan.cameraless_queries` alone: only blocks that are not about cameras act on them.
+
+    Where `sees` says what a token sees, each is a camera of its own.
+    """
+    chosen, count = plan.cameraless_queries, plan.cameraless_queries.numel()
+    seen = [
+        tuple(map(_bounds, run.keys)) for run in plan.runs for _ in range(run.cameraless.start, run.cameraless.stop)
+    ]
+    visible = None if plan.visible_keys is None else (*seen, ())
 
     def rows_of_chosen(block: Block) -> Block:
         if block.query is None:
@@ -142,11 +167,12 @@ def cameraless_plan(plan: AttentionPlan) -> AttentionPlan:
     return AttentionPlan(
         head_dim=plan.head_dim,
         blocks=tuple(rows_of_chosen(block) for block in plan.blocks if not block.camera),
-        query_cameras=1,
-        tokens_per_camera=chosen.numel(),
+        query_cameras=1 if visible is None else count,
+        tokens_per_camera=count if visible is None else 1,
         query_has_camera=plan.query_has_camera[:, chosen],
         key_has_camera=plan.key_has_camera,
         transform_values=plan.transform_values,
+        visible_keys=visible,
     )
 
 
@@ -165,6 +191,7 @@ def prepare(plan: AttentionPlan, coefficients: torch.dtype) -> PreparedPlan:
         *made_once("channel maps", plan, lambda: _channel_maps(plan)),
         query_layout.tables(plan.query_has_camera, torch.float32),
         key_layout.tables(plan.key_has_camera, coefficients),
+        () if plan.visible_keys is None else plan.runs,
     )
 
 

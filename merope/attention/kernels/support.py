@@ -18,8 +18,6 @@ HALF_OR_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 
 def why_not_fused(q: Tensor, plan: AttentionPlan) -> str | None:
     """Why the fused backend cannot take this call; None when it can."""
-    if plan.visible_keys is not None:
-        return "its kernels let every query camera see every key, and this plan was made with `sees`"
     if q.dtype not in HALF_OR_SINGLE:
         return f"it computes in bfloat16, float16 and float32, not in {q.dtype}"
     if torch.version.hip is not None:
@@ -70,7 +68,17 @@ def bytes_per_camera(
     k: Tensor,  # [B, H, Nk, d]
     width: int,
     backward: bool,
+    in_parts: bool,
 ) -> int:
-    """Bytes of keys and values as one query camera of one sample sees them; their gradients take as much again."""
+    """Bytes of keys and values as one query camera of one sample sees them; their gradients take as much again.
+
+    in_parts: queries of one group see different keys. These may be copied, and gradients are added up in float32.
+    """
     _, heads, tokens, _ = k.shape
-    return 2 * (1 + backward) * heads * tokens * width * k.element_size()
+    numbers = 2 * heads * tokens * width
+    return numbers * ((1 + in_parts) * (1 + backward) * k.element_size() + (4 if in_parts and backward else 0))
+
+
+def sees_in_parts(plan: AttentionPlan) -> bool:
+    """Whether keys are the same for all query cameras, and not all of these see all of them."""
+    return plan.groups == 1 and plan.visible_keys is not None

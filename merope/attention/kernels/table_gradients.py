@@ -16,7 +16,7 @@ from torch import Tensor
 
 from merope.attention.kernels.channel_maps import EntryMap, SideLayout, SideTables
 from merope.attention.kernels.prepared import made_once, map_terms, side_layouts
-from merope.attention.kernels.transforms import channel_strides, heads_per_program, load_tap, table_row
+from merope.attention.kernels.transforms import OF_TOKENS, channel_strides, heads_per_program, load_tap, table_row
 from merope.attention.plan import AttentionPlan
 
 USES_AT_ONCE = 2  # an entry of a phasor has two; matrices that are tiled over many channels have more
@@ -112,11 +112,11 @@ def add_uses(
         return
     batch, heads, tokens, _ = x.shape
     uses, _, count = entries.index.shape
-    all_tokens = tables.has_camera.shape[1]
     padded = triton.next_power_of_2(count)
     _add_uses[(tokens, batch)](
         *(grad, x, out, tables.rows, tables.has_camera, entries.index, entries.weight, entries.strides),
-        *(all_tokens, all_tokens if tables.has_camera.shape[0] > 1 else 0, first_sample, heads, uses),
+        *(tables.rows.stride(0), tables.has_camera.stride(0) if tables.has_camera.shape[0] > 1 else 0),
+        *(first_sample, heads, uses),
         *(cameras.start, len(cameras), *grad.stride()[:4], *x.stride()[:3]),
         ENTRIES=count,
         PADDED=padded,
@@ -128,7 +128,7 @@ def add_uses(
     )
 
 
-@triton.jit(do_not_specialize=(*COUNTS, *STRIDES), do_not_specialize_on_alignment=("grad", "x"))
+@triton.jit(do_not_specialize=(*COUNTS, *STRIDES), do_not_specialize_on_alignment=("grad", "x", *OF_TOKENS))
 def _add_uses(
     grad, x, out,
     rows, has_camera, index, weight, strides, all_tokens, camera_stride, first_sample, heads, uses,

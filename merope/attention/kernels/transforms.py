@@ -24,6 +24,8 @@ COUNTS = ("all_tokens", "camera_stride", "first_sample", "tokens", "heads", "fir
 LANE_BY_LANE = ("x_batch", "x_head", "x_token", "out_batch", "out_token", "out_head")
 """Strides that `turn` must not know to be multiples of 16: Triton would give every thread eight neighbouring channels,
 but terms come from other channels. With one channel per lane reads are coalesced and nothing crosses threads."""
+OF_TOKENS = ("rows", "has_camera")
+"""Pointers that start at any token that is seen: there is one kernel for all of them."""
 
 
 def turn(
@@ -31,10 +33,11 @@ def turn(
     channel_map: ChannelMap,
     tables: SideTables,
     first_sample: int = 0,
+    out: Tensor | None = None,  # to write to
 ) -> Tensor:  # [B, N, H, W]
     """A map that does not depend on the query camera, of samples first_sample …"""
     batch, heads, tokens, _ = x.shape
-    out = x.new_empty((batch, tokens, heads, channel_map.width))
+    out = x.new_empty((batch, tokens, heads, channel_map.width)) if out is None else out
     heads_block = heads_per_program(heads, channel_map.per_head)
     each = TOKENS_PER_PROGRAM if batch * tokens > PROGRAMS_TO_FILL_A_GPU else 1
     _turn[(triton.cdiv(tokens, each), batch, triton.cdiv(heads, heads_block))](
@@ -53,12 +56,13 @@ def expand(
     tables: SideTables,
     first_sample: int,
     cameras: range,
-) -> Tensor:  # [B, cameras, N, H, W]
+    out: Tensor,  # [B, cameras, N, H, W] to write to, last dimension dense
+) -> None:
     """The map of samples first_sample … for the given query cameras."""
     if not channel_map.grouped and len(cameras) == 1:
-        return turn(x, channel_map, tables, first_sample)[:, None]
+        turn(x, channel_map, tables, first_sample, out[:, 0])
+        return
     batch, heads, tokens, _ = x.shape
-    out = x.new_empty((batch, len(cameras), tokens, heads, channel_map.width))
     heads_block = heads_per_program(heads, channel_map.per_head)
     splits = max(1, min(len(cameras) // CAMERAS_AT_ONCE, PROGRAMS_TO_FILL_A_GPU // (batch * tokens)))
     each = triton.cdiv(len(cameras), splits)
@@ -70,7 +74,6 @@ def expand(
         **_constants(channel_map, heads_block),
         AT_ONCE=min(triton.next_power_of_2(each), CAMERAS_AT_ONCE),
     )
-    return out
 
 
 def reduce(
@@ -106,11 +109,10 @@ def heads_per_program(heads: int, per_head: bool) -> int:
 def _arguments(
     channel_map: ChannelMap, tables: SideTables, first_sample: int, tokens: int, heads: int
 ) -> tuple[Tensor | int, ...]:
-    all_tokens = tables.has_camera.shape[1]
-    camera_stride = all_tokens if tables.has_camera.shape[0] > 1 else 0
+    camera_stride = tables.has_camera.stride(0) if tables.has_camera.shape[0] > 1 else 0
     flat = (tables.shared, tables.grouped, tables.rows, tables.has_camera)
     of_channels = (channel_map.index, channel_map.weight, channel_map.strides)
-    return (*flat, *of_channels, all_tokens, camera_stride, first_sample, tokens, heads)
+    return (*flat, *of_channels, tables.rows.stride(0), camera_stride, first_sample, tokens, heads)
 
 
 def _constants(channel_map: ChannelMap, heads_block: int) -> dict[str, int | bool]:
@@ -176,7 +178,7 @@ def _fixed_coefficient(shared, offset, inside, fixed, moving, source, weight):
     return (from_table + constant) * weight
 
 
-@triton.jit(do_not_specialize=(*COUNTS, *LANE_BY_LANE), do_not_specialize_on_alignment=("x", "out"))
+@triton.jit(do_not_specialize=(*COUNTS, *LANE_BY_LANE), do_not_specialize_on_alignment=("x", "out", *OF_TOKENS))
 def _turn(
     x, out,
     shared, grouped, rows, has_camera, index, weight, strides, all_tokens, camera_stride, first_sample, tokens, heads,
@@ -213,7 +215,7 @@ def _turn(
         tl.store(write + (head * out_head + channel), total.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=OF_TOKENS)
 def _expand(
     x, out,
     shared, grouped, rows, has_camera, index, weight, strides, all_tokens, camera_stride, first_sample, tokens, heads,
@@ -264,7 +266,7 @@ def _expand(
             write += out_camera
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=OF_TOKENS)
 def _reduce(
     x, out,
     shared, grouped, rows, has_camera, index, weight, strides, all_tokens, camera_stride, first_sample, tokens, heads,

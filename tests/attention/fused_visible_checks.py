@@ -1,0 +1,104 @@
+"""Run by test_interpreted_kernels.py: the fused backend where each query camera sees some key cameras."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fused_kernel_checks import DIRECTIONS, LOGITS, SMALL, _poisoned, assert_right  # noqa: F401  # for every test
+from fused_learning_checks import RAYS, assert_learns, learning
+from scenes import FISHEYE, PINHOLE, mixed_cameras, random_content, random_poses, random_qkv
+
+import merope
+from merope import AttentionPlan, Cameras, Visibility
+from merope.attention.kernels import grouped
+from merope.attention.kernels.prepared import PreparedPlan, prepared
+from merope.encodings.protocol import Encoding
+
+CAUSAL = Visibility.block_causal(3, 2)
+WINDOW = Visibility.block_causal(4, 1, last=2, sink=1)
+UCPE = merope.encoding("ucpe", head_dim=16)
+
+
+def seeing(encoding: Encoding, sees: Visibility, **options: object) -> AttentionPlan:
+    cameras = Cameras(random_poses(len(sees.intervals)), PINHOLE)
+    return encoding.plan(cameras, (1, 1), sees=sees, **options)  # type: ignore[arg-type]
+
+
+def of_a_block(encoding: Encoding) -> AttentionPlan:
+    """Two cameras of a stream, which see some of the three that are kept, and themselves; two clips."""
+    key = Cameras(random_poses(2, 5, seed=4), FISHEYE)
+    sees = Visibility.block_causal(2, 1, last=2, sink=1, cached=3)
+    return encoding.plan(Cameras(random_poses(2, 2), PINHOLE), (1, 2), key=key, key_grid=(1, 1), sees=sees)
+
+
+def with_some_poses() -> AttentionPlan:
+    cameras = mixed_cameras(batch=True)
+    return SMALL.plan(cameras, (1, 1), extra_tokens=1, sees=Visibility.block_causal(cameras.count, 1))
+
+
+PLANS: dict[str, Callable[[], AttentionPlan]] = {
+    "window and sink, extra tokens": lambda: seeing(SMALL, WINDOW, extra_tokens=2),
+    "clean and noisy": lambda: seeing(DIRECTIONS, Visibility.teacher_forcing(2, 1)),
+    "keys that nobody sees": lambda: seeing(LOGITS, Visibility([[(0, 1)], [(2, 3)], [(0, 1), (2, 3)]])),
+    "tokens without a camera": with_some_poses,
+    "ucpe, causal, extra tokens": lambda: seeing(UCPE, CAUSAL, extra_tokens=2),
+    "ucpe, a block and its past": lambda: of_a_block(UCPE),
+    "none": lambda: seeing(merope.encoding("none", head_dim=20), WINDOW, extra_tokens=1),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_outputs_and_gradients(name: str) -> None:
+    plan = PLANS[name]()
+    assert plan.visible_keys is not None
+    assert_right(plan, heads=1, memory_budget=2**30)
+
+
+def test_one_query_camera_at_a_time() -> None:
+    plan = of_a_block(SMALL)
+    width = prepared(plan, torch.float32).width
+    assert_right(plan, heads=1, memory_budget=4 * (plan.key_tokens * width * 4))
+
+
+@pytest.mark.parametrize("name", ["window and sink, extra tokens", "ucpe, causal, extra tokens"])
+def test_only_seen_pairs_are_attended_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only seen keys are expanded, where they differ between cameras."""
+    plan, pairs, expanded = PLANS[name](), [], []
+    attend, expand = grouped.attention_forward, grouped.expand
+
+    def counted(q, k, v, scale):  # type: ignore[no-untyped-def]
+        pairs.append(q.shape[0] * q.shape[2] * k.shape[2])
+        return attend(q, k, v, scale)
+
+    def noted(*arguments, out):  # type: ignore[no-untyped-def]
+        expanded.append(out.shape[1] * out.shape[2])
+        expand(*arguments, out=out)
+
+    monkeypatch.setattr(grouped, "attention_forward", counted)
+    monkeypatch.setattr(grouped, "expand", noted)
+    merope.attend(*(x.float() for x in random_qkv(1, 1, plan.query_tokens, plan.head_dim)), plan, backend="fused")
+    seen = [int(plan.seen_by(token).sum()) for token in range(plan.query_tokens)]
+    cameraless = plan.cameraless_queries.tolist()
+    with_camera = seen if plan.groups == 1 else [n for token, n in enumerate(seen) if token not in cameraless]
+    assert sum(pairs) == sum(with_camera) + sum(seen[token] for token in cameraless)
+    each = seen[: plan.query_cameras * plan.tokens_per_camera : plan.tokens_per_camera]
+    shared = (1 + (plan.groups == 1)) * plan.key_tokens  # of the cameraless queries, and of all
+    assert sum(expanded) == 2 * (shared + (sum(each) if plan.groups > 1 else 0))
+
+
+def test_gradients_of_tables() -> None:
+    cameras, content = Cameras(random_poses(1, 4), PINHOLE), random_content(1, 4)
+    assert_learns(lambda: learning(RAYS.plan(cameras, (1, 1), content=content, sees=WINDOW), "query", "key"))
+
+
+def test_what_is_seen_survives_packing() -> None:
+    maps = prepared(PLANS["window and sink, extra tokens"](), torch.float32)
+    again = PreparedPlan.unpack(*maps.pack())
+    assert [(run.cameras, run.queries, run.keys) for run in again.runs] == [
+        (run.cameras, run.queries, run.keys) for run in maps.runs
+    ]
