@@ -80,16 +80,17 @@ def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
         return None
 
     def tables() -> HopperTables | None:
-        return make_tables(plan) if why_not_plan(plan) is None and _can_build(has_phases(plan)) else None
+        visible = plan.visible_keys is not None
+        return make_tables(plan) if why_not_plan(plan) is None and _can_build(has_phases(plan), visible) else None
 
     return kept(plan, "hopper", tables)
 
 
 @cache
-def _can_build(phases: bool) -> bool:
+def _can_build(phases: bool, visible: bool) -> bool:
     """Whether the Hopper kernels can be built here; says why not, once."""
     try:
-        hopper_module.cubin(phases)
+        hopper_module.cubin(phases, visible)
     except (OSError, RuntimeError, ValueError) as error:
         _logger.warning("keys and values are expanded in memory, not turned in the attention loop: %s", error)
         return False

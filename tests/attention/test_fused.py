@@ -262,7 +262,7 @@ def test_deterministic_training_adds_no_gradients_in_any_order(monkeypatch: pyte
 
 def test_the_hopper_kernel_takes_no_plan_that_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     q = on_a_gpu(monkeypatch, 90, samples=1)
-    monkeypatch.setattr(fused, "_can_build", lambda _phases: True)
+    monkeypatch.setattr(fused, "_can_build", lambda _phases, _visible: True)
     plan = MeRoPE(disparity=False).plan(Cameras(random_poses(2).requires_grad_(), PINHOLE), GRID)
     assert fused.hopper_for(q, plan) is None  # type: ignore[arg-type]
     with torch.no_grad():
@@ -273,7 +273,7 @@ def test_the_hopper_kernel_takes_no_plan_that_learns(monkeypatch: pytest.MonkeyP
 
 def test_other_gpus_and_types_do_without_the_hopper_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = MeRoPE().plan(Cameras(random_poses(2), PINHOLE), GRID)
-    monkeypatch.setattr(fused, "_can_build", lambda _phases: True)
+    monkeypatch.setattr(fused, "_can_build", lambda _phases, _visible: True)
     assert fused.hopper_for(torch.zeros(1, dtype=torch.bfloat16), plan) is None
     assert fused.hopper_for(on_a_gpu(monkeypatch, 80, samples=1), plan) is None  # type: ignore[arg-type]
     q = on_a_gpu(monkeypatch, 90, samples=1)

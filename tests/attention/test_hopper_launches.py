@@ -31,7 +31,7 @@ class Recorder:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, int, int], int, int, ctypes.Structure]]:
     recorder = Recorder()
-    monkeypatch.setattr(hopper, "module", lambda _index, _phases: recorder)
+    monkeypatch.setattr(hopper, "module", lambda _index, _phases, _visible: recorder)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     return recorder.launches
 
@@ -109,14 +109,14 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
 
 def test_plans_with_directions_take_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, asked = Recorder(), []
-    monkeypatch.setattr(hopper, "module", lambda _index, phases: asked.append(phases) or recorder)
+    monkeypatch.setattr(hopper, "module", lambda _index, phases, visible: asked.append((phases, visible)) or recorder)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     plan = MeRoPE(128, direction_scale=50.0).plan(Cameras(random_poses(2, 3), PINHOLE), (9, 15))
     tables = hopper_tables.make_tables(plan)
     q, k, v, grad = torch.randn(4, 2, 3, 405, 128).bfloat16()
     out, lse = hopper._forward(q, k, v, tables.tensors(), plan.query_cameras)
     hopper._backward(grad.transpose(1, 2).contiguous(), q, k, v, out, lse, tables.tensors(), plan.query_cameras)
-    assert set(asked) == {True}
+    assert set(asked) == {(True, False)}
     assert tables.key_views.shape == (2, 3, 4, 27, 128, 2)
     for name in ("attend_bf16", "pack_queries_bf16", "finish_queries_bf16"):
         pointers(recorder.launches[name][3], rotation=tables.query_rotation, disparity=tables.query_disparity)

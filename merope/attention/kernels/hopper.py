@@ -58,10 +58,11 @@ def _forward(
         *(x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)),
         *(t.key_views.data_ptr(), t.phasors.data_ptr(), t.key_camera.data_ptr(), own_tables),
         *(batch, heads, cameras, queries // cameras, queries, keys, padded, t.phasors.shape[2], SCALE),
+        *(t.seen_keys.data_ptr(), t.camera_order.data_ptr()),
     )
     tiles = batch * heads * cameras * math.ceil(queries // cameras / TILE)
     with torch.cuda.device(q.device):
-        kernels = module(q.device.index, t.phases)
+        kernels = module(q.device.index, t.phases, t.visible)
         grid = _token_grid(padded, batch, heads)
         kernels.launch(f"pack_keys_{SUFFIX[q.dtype]}", grid, 256, 0, _key_packing(k, v, packed, t))
         kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1, 1), 512, SHARED_BYTES, attend)
@@ -91,7 +92,7 @@ def _bound_and_pack(grad: Tensor, k: Tensor, v: Tensor, part_bounds: Tensor, pac
     blocks, _, groups = _token_grid(packed.shape[3], batch, heads)
     grid = (PARTS * (2 * heads + math.ceil(blocks / PARTS) * groups), batch, 1)
     params = BoundParams(_key_packing(k, v, packed, t), tokens(grad), part_bounds.data_ptr(), queries, groups)
-    module(k.device.index, t.phases).launch(f"bound_and_pack_{SUFFIX[k.dtype]}", grid, 256, 0, params)
+    module(k.device.index, t.phases, t.visible).launch(f"bound_and_pack_{SUFFIX[k.dtype]}", grid, 256, 0, params)
 
 
 _attend = torch.library.custom_op("merope::attend_hopper", _forward, mutates_args=(), device_types="cuda")
@@ -137,6 +138,7 @@ def _backward(
         *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), bounds.data_ptr()),
         *(sums.data_ptr(), t.key_rotation.data_ptr(), t.key_native.data_ptr(), *by_camera, own_tables),
         *(heads, cameras, padded_rows, keys, padded, t.phasors.shape[2], SCALE),
+        *(t.seen_keys.data_ptr(), t.walks.data_ptr()),
     )
     finish = FinishParams(
         *(tokens(grad_q.transpose(1, 2)), sums.data_ptr(), bounds.data_ptr(), *by_query, own_tables),
@@ -144,7 +146,7 @@ def _backward(
     )
     suffix = SUFFIX[q.dtype]
     with torch.cuda.device(q.device):
-        kernels = module(q.device.index, t.phases)
+        kernels = module(q.device.index, t.phases, t.visible)
         _bound_and_pack(grad.transpose(1, 2), k, v, part_bounds, packed, t)
         kernels.launch(f"pack_queries_{suffix}", _token_grid(rows, batch, heads), 256, 0, pack)
         grid = (batch * heads * padded // TILE, 1, 1)

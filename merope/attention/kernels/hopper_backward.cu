@@ -41,6 +41,9 @@ struct GradParams {
     i64 tables_per_sample;
     int heads, cameras, padded_rows, keys, padded_keys, key_cameras;
     float scale;
+    const int4* seen;          // as of AttendParams
+    const int* walks;          // [padded keys / 128, 3 + cameras]: a tile of keys, how many cameras see keys of it,
+                               // these cameras, the first of them again; tiles that most cameras see first; kVisible
 };
 
 // ---- tensor cores -------------------------------------------------------------------------------------------------
@@ -88,8 +91,12 @@ __device__ __forceinline__ CameraTables camera_tables(const GradParams& p, i64 t
 
 struct Walk {  // every block of keys starts with another camera, so that they add to different gradients of queries
     int steps_per_camera, cameras, first_camera;
+    const int* seen_by;  // the cameras, with kVisible
     __device__ __forceinline__ int steps() const { return steps_per_camera * cameras; }
-    __device__ __forceinline__ int camera(int step) const { return (first_camera + step / steps_per_camera) % cameras; }
+    __device__ __forceinline__ int camera(int step) const {
+        const int turn = step / steps_per_camera;
+        return kVisible ? __ldg(seen_by + turn) : (first_camera + turn) % cameras;
+    }
     __device__ __forceinline__ int place(int step) const {
         return camera(step) * steps_per_camera + step % steps_per_camera;
     }
@@ -176,6 +183,17 @@ __device__ __forceinline__ void mask_own_keys(float (&s)[32], const int (&rows)[
         if (rows[i / 2 % 2] >= keys_left) s[i] = -infinity();
 }
 
+// Which of a thread's two keys a query camera does not see, a bit for each.
+__device__ __forceinline__ u32 unseen_rows(const int4& seen, int first_key, const int (&rows)[2]) {
+    auto unseen = [&](int key) { return (key < seen.x || key >= seen.y) && (key < seen.z || key >= seen.w); };
+    return unseen(first_key + rows[0]) | unseen(first_key + rows[1]) << 1;
+}
+__device__ __forceinline__ void mask_unseen_rows(float (&s)[32], u32 unseen) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+        if (unseen >> i / 2 % 2 & 1) s[i] = -infinity();
+}
+
 template <bool kBf16>
 __device__ __forceinline__ void walk_queries(
     const GradParams& p, const Walk& walk, i64 pair, int tile, char* shared, u32 barriers, int group, int thread
@@ -223,6 +241,7 @@ __device__ __forceinline__ void walk_queries(
     for (int turn = 0; turn < walk.cameras; ++turn) {
         const int camera = walk.camera(step);
         const CameraTables view = camera_tables(p, tables, camera, tile);
+        const u32 unseen = kVisible ? unseen_rows(__ldg(p.seen + camera), tile * kKeys, rows) : 0;
         if (turn) {
             const CameraTables last_view = camera_tables(p, tables, walk.camera(step - 1), tile);
             SumTurns<2> turns;
@@ -265,7 +284,8 @@ __device__ __forceinline__ void walk_queries(
             pin(d);
             wgmma_fence();
             issue_products(d, own_values, grads);
-            if (padded) mask_own_keys(s, rows, keys_left);
+            if (kVisible && __any_sync(~0u, unseen)) mask_unseen_rows(s, unseen);
+            if (!kVisible && padded) mask_own_keys(s, rows, keys_left);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const float4 two = stats[4 * i + (lane & 3)];  // `rows` of two queries
@@ -322,7 +342,8 @@ __device__ __forceinline__ void walk_queries(
             named_sync<128>(3 + group);
             if (thread == 0) {
                 const int all_steps = p.cameras * p.padded_rows / 64;
-                float* to = p.sums + ((pair * all_steps + walk.place(step)) * 2 + group) * 4096;
+                const int place = kVisible ? (camera + 1) * walk.steps_per_camera - left : walk.place(step);
+                float* to = p.sums + ((pair * all_steps + place) * 2 + group) * 4096;
                 asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                              "cp.async.bulk.commit_group;"
                              ::"l"(to), "r"(base + kStepSums + group * kStepBytes), "r"(kStepBytes) : "memory");
@@ -332,10 +353,13 @@ __device__ __forceinline__ void walk_queries(
         }
         pin(dk), pin(dv);
     }
-    SumTurns<1> turns;
-    turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, row_cameras, lane & 3);
-    turns.apply(dk, dv, {-1.f}, lane & 3);
-    if (kPhases) {
+    const bool unturned = kVisible && !step;  // nobody sees these keys: their gradients are zero
+    if (!unturned) {
+        SumTurns<1> turns;
+        turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, row_cameras, lane & 3);
+        turns.apply(dk, dv, {-1.f}, lane & 3);
+    }
+    if (kPhases && !unturned) {
         DirectionSumTurns<1> direction_turns;
         direction_turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, lane & 3);
         direction_turns.apply(dk, dv, {-1.f}, lane & 3);
@@ -352,9 +376,11 @@ template <bool kBf16> __device__ __forceinline__ void gradients(const GradParams
     extern __shared__ char dynamic[];
     char* shared = dynamic + (0u - shared_address(dynamic) & 1023u);
     const u32 base = shared_address(shared), barriers = base + kStepBarriers;
-    const int tiles = p.padded_keys / kKeys, tile = blockIdx.x % tiles;
+    const int tiles = p.padded_keys / kKeys, index = blockIdx.x % tiles;
     const i64 pair = blockIdx.x / tiles;
-    const Walk walk{p.padded_rows / 64, p.cameras, tile % p.cameras};
+    const int* seen_by = p.walks + index * (3 + p.cameras);
+    const int tile = kVisible ? __ldg(seen_by) : index, cameras = kVisible ? __ldg(seen_by + 1) : p.cameras;
+    const Walk walk{p.padded_rows / 64, cameras, kVisible ? 0 : tile % cameras, seen_by + 2};
     if (threadIdx.x == 0) {
         for (int i = 0; i < 4; ++i) barrier_init(barriers + 8 * i, 1), barrier_init(barriers + 8 * (4 + i), 8);
         barrier_init(barriers + 8 * kTileHere, 1);

@@ -59,6 +59,21 @@ __device__ __forceinline__ void mask_keys(float (&s)[64], int left, int lane) {
     for (int i = 0; i < 64; ++i)
         if (8 * (i / 4) + 2 * (lane & 3) + i % 2 >= left) s[i] = -infinity();
 }
+// Only keys of two intervals have a weight. `first` is the first key of the tile.
+__device__ __forceinline__ void mask_unseen(float (&s)[64], const int4& keys, int first, int lane) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+        const int key = first + 8 * (i / 4) + 2 * (lane & 3) + i % 2;
+        if ((key < keys.x || key >= keys.y) && (key < keys.z || key >= keys.w)) s[i] = -infinity();
+    }
+}
+__device__ __forceinline__ void mask_tile(
+    float (&s)[64], const AttendParams& p, int camera, const SeenTiles& seen, int t, int lane
+) {
+    if (!seen.is_edge(t)) return;
+    if (kVisible) mask_unseen(s, __ldg(p.seen + camera), seen.at(t) * kKeys, lane);
+    else mask_keys(s, p.keys - t * kKeys, lane);
+}
 __device__ __forceinline__ void to_weights(u32 (&weights)[32], const float (&s)[64]) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) weights[i] = narrow_pair<false>(s[2 * i], s[2 * i + 1]);
@@ -169,8 +184,10 @@ __device__ __forceinline__ void store_output(
 
 template <bool kBf16>
 __device__ __forceinline__ void attend_queries(
-    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const Share& share, char* shared, int tiles
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const Share& share, char* shared,
+    const SeenTiles& seen
 ) {
+    const int tiles = seen.count;
     const bool paired = tile.rows > 64;  // both warpgroups have queries
     const float scale_log2 = p.scale * kLog2E;
     char* own = shared + share.group * kQueryBytes;
@@ -192,7 +209,7 @@ __device__ __forceinline__ void attend_queries(
     wgmma_wait<0>();
     pin(s);
     release(0, 0);
-    if (tiles == 1) mask_keys(s, p.keys, share.lane);
+    mask_tile(s, p, tile.camera, seen, 0, share.lane);
     softmax.weigh<true>(s, scale_log2);
     to_weights(weights, s);
 #pragma unroll 1
@@ -209,7 +226,7 @@ __device__ __forceinline__ void attend_queries(
         wgmma_wait<1>();
         pin(s);
         release(0, t);
-        if (t == tiles - 1) mask_keys(s, p.keys - t * kKeys, share.lane);
+        mask_tile(s, p, tile.camera, seen, t, share.lane);
         softmax.weigh<false>(s, scale_log2);
         wgmma_wait<0>();
         release(1, t - 1);
@@ -235,7 +252,7 @@ template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams&
     extern __shared__ char dynamic[];
     char* shared = dynamic + (0u - shared_address(dynamic) & 1023u);
     const Tile tile(p);
-    const int tiles = (p.keys + kKeys - 1) / kKeys;
+    const SeenTiles seen(p, tile.camera);
     const Pipeline pipeline{shared_address(shared), shared_address(shared) + kBarrierOffset};
     if (threadIdx.x == 0) pipeline.init(tile.rows > 64 ? 8 : 4);
     __syncthreads();
@@ -243,14 +260,14 @@ template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams&
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     if (group == 3) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (thread == 0) copy_tiles(p, tile, pipeline, tiles);
+        if (thread == 0) copy_tiles(p, tile, pipeline, seen);
     } else if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
-        turn_tiles(p, tile, pipeline, shared, tiles, thread);
+        turn_tiles(p, tile, pipeline, shared, seen, thread);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttendingRegisters));
         const Share share(tile, group, thread);
-        if (share.rows > 0) attend_queries<kBf16>(p, tile, pipeline, share, shared, tiles);
+        if (share.rows > 0) attend_queries<kBf16>(p, tile, pipeline, share, shared, seen);
     }
 }
 

@@ -1,6 +1,6 @@
 // What the Hopper kernels ask of the machine: conversions, barriers, bulk copies, tensor cores (sm_90a).
-// No headers: hopper_module.py compiles these files as one, at run time, with NVRTC, after a line that says whether
-// directions have phases in place of the rotation block (kPhases).
+// No headers: hopper_module.py compiles these files as one, at run time, with NVRTC, after two lines that say whether
+// directions have phases in place of the rotation block (kPhases), and whether cameras see a part of the keys (kVisible).
 
 typedef unsigned short u16;
 typedef unsigned int u32;

@@ -48,6 +48,7 @@ class AttendParams(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("batch", "heads", "cameras", "tokens_per_camera", "queries", "keys")),
         *((name, ctypes.c_int) for name in ("padded_keys", "key_cameras")),
         ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("seen", "camera_order")),
     ]
 
 
@@ -79,6 +80,7 @@ class GradParams(ctypes.Structure):
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("heads", "cameras", "padded_rows", "keys", "padded_keys", "key_cameras")),
         ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("seen", "walks")),
     ]
 
 
@@ -124,22 +126,23 @@ class Module:
 
 
 @lru_cache
-def module(_device_index: int, phases: bool) -> Module:
+def module(_device_index: int, phases: bool, visible: bool) -> Module:
     """The kernels on the current device."""
-    return Module(cubin(phases))
+    return Module(cubin(phases, visible))
 
 
-def kernel_source(phases: bool) -> str:
-    """All kernels as one text: with the rotation block, or with phases of directions in its place."""
-    choice = f"constexpr bool kPhases = {str(phases).lower()};"
-    return "\n".join((choice, *(Path(__file__).with_name(name).read_text() for name in SOURCES)))
+def kernel_source(phases: bool, visible: bool) -> str:
+    """All kernels as one text: with the rotation block, or with phases of directions in its place; for query cameras
+    that see all keys, or a part of them."""
+    choices = [f"constexpr bool {k} = {str(v).lower()};" for k, v in (("kPhases", phases), ("kVisible", visible))]
+    return "\n".join((*choices, *(Path(__file__).with_name(name).read_text() for name in SOURCES)))
 
 
 @lru_cache
-def cubin(phases: bool) -> bytes:
+def cubin(phases: bool, visible: bool) -> bytes:
     """The kernels compiled for sm_90a."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    source = kernel_source(phases).encode()
+    source = kernel_source(phases, visible).encode()
     options = (ctypes.c_char_p * 2)(b"--gpu-architecture=sm_90a", b"--std=c++17")
     _check("NVRTC", nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"hopper", 0, None, None))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from merope.attention.kernels.hopper_visible import TILE, visible_tables
 from merope.attention.operators import Form, Operator
 from merope.attention.plan import AttentionPlan, Block
 
-TILE = 128
-"""Keys of one tile; keys are padded to a multiple."""
 ANCHORS, DIRECTION_PAIRS, TRANSLATION_PAIRS, NATIVE_PAIRS = 6, 18, 12, 16
 LARGEST_DEFECT = 1e-4
 """By how much tables may miss a rotation: the backward pass takes transposes for inverses, and half precision clips."""
@@ -53,11 +52,20 @@ class HopperTables:
     # then phasors of directions, pairs two by two, cosines then sines
     phasors: Tensor  # float16 [T, Vq, rows, 6, 2, 2]: pairs of translation two by two, cosines then sines
     key_camera: Tensor  # int32 [padded keys], row of `phasors`
+    # What is seen: three tables without rows where every query sees every key.
+    seen_keys: Tensor  # int32 [Vq, 4], start and stop of two intervals of keys
+    camera_order: Tensor  # int32 [Vq], query cameras that see most first
+    walks: Tensor  # int32 [key tiles, 3 + Vq]: a tile, how many cameras see it, which; that most see first
 
     @property
     def phases(self) -> bool:
         """Whether directions have phases, in place of the rotation block."""
         return self.key_views.shape[3] > 9
+
+    @property
+    def visible(self) -> bool:
+        """Whether query cameras see a part of the keys."""
+        return self.seen_keys.shape[0] > 0
 
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -72,8 +80,8 @@ def why_not_plan(plan: AttentionPlan) -> str | None:
         return "they turn keys and values, and this plan has nothing to turn"
     if plan.head_dim != 128 or any((block.start, block.stop) not in SLOTS for block in plan.blocks):
         return "they are written for heads of 128 and the paper's partition"
-    if plan.visible_keys is not None:
-        return "they let every query camera see every key"
+    if plan.visible_keys is not None and max(map(len, plan.visible_keys)) > 2:
+        return "they hold two intervals of keys for each query camera"
     if not plan.transform_values:
         return "they turn values as well as keys"
     # Counted, too: without a camera block, tokens after the cameras' are not among the queries without a camera.
@@ -156,6 +164,7 @@ def make_tables(plan: AttentionPlan) -> HopperTables:
     directions = rotation if rotation and _has_directions(rotation) else None
     key_frame = rotation.key if rotation and not directions else None
     own = torch.tensor([1.0, 0.0], dtype=torch.float32).repeat(DIRECTION_PAIRS) if directions else frame
+    seen_keys, camera_order, walks = visible_tables(plan)
     return HopperTables(
         query_disparity=per_token(disparity.query if disparity else None, frame, plan.query_tokens),
         query_rotation=per_token(rotation.query if rotation else None, own, plan.query_tokens),
@@ -165,6 +174,9 @@ def make_tables(plan: AttentionPlan) -> HopperTables:
         key_views=_key_views(plan, disparity, directions, samples),
         phasors=_phasors(plan, translation, samples),
         key_camera=_key_camera(plan, translation, padding),
+        seen_keys=seen_keys,
+        camera_order=camera_order,
+        walks=walks,
     )
 
 

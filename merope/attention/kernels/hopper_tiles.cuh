@@ -24,6 +24,29 @@ struct AttendParams {
     i64 tables_per_sample;
     int batch, heads, cameras, tokens_per_camera, queries, keys, padded_keys, key_cameras;
     float scale;
+    const int4* seen;          // [cameras]: start, stop, start, stop of the keys that a camera sees; with kVisible
+    const int* camera_order;   // [cameras], those that see most first; with kVisible
+};
+
+// The tiles of keys that a query camera sees: all, or (kVisible) those of two intervals of keys, each tile once.
+struct SeenTiles {
+    int count, first = 0, split = 0, second = 0;  // first to first + split - 1, then from second on
+
+    __device__ __forceinline__ SeenTiles(const AttendParams& p, int camera) : count((p.keys + kKeys - 1) / kKeys) {
+        if (!kVisible) return;
+        const int4 keys = __ldg(p.seen + camera);
+        first = keys.x / kKeys, split = (keys.y + kKeys - 1) / kKeys - first;
+        second = max(keys.z / kKeys, first + split);
+        count = split + (keys.w + kKeys - 1) / kKeys - second;
+    }
+    __device__ __forceinline__ int at(int t) const {
+        if (!kVisible) return t;
+        return t < split ? first + t : second + t - split;
+    }
+    // Whether it may hold keys that are not seen, or padding.
+    __device__ __forceinline__ bool is_edge(int t) const {
+        return t == count - 1 || kVisible && (t == 0 || t == split - 1 || t == split);
+    }
 };
 
 // Per stage of keys (operand 0) and of values (1): copied, then turned, then used.
@@ -168,11 +191,13 @@ struct Tile {  // queries of one camera
     int sample, head, camera, first, rows;
     i64 tables;
     __device__ __forceinline__ explicit Tile(const AttendParams& p) {
-        const int full = p.tokens_per_camera / kRows;
+        const int full = kVisible ? (p.tokens_per_camera + kRows - 1) / kRows : p.tokens_per_camera / kRows;
         const int full_tiles = p.batch * p.heads * p.cameras * full, index = blockIdx.x;
-        const bool rest = index >= full_tiles;  // a camera's last, smaller tile: scheduled after all others
+        // A camera's last, smaller tile: scheduled after all others, unless cameras are in order of their work.
+        const bool rest = !kVisible && index >= full_tiles;
         const int tile = rest ? full : index % full, group = rest ? index - full_tiles : index / full;
         camera = group % p.cameras;
+        if (kVisible) camera = __ldg(p.camera_order + camera);
         head = group / p.cameras % p.heads;
         sample = group / p.cameras / p.heads;
         first = camera * p.tokens_per_camera + tile * kRows;
@@ -182,34 +207,36 @@ struct Tile {  // queries of one camera
 };
 
 __device__ __forceinline__ void copy_tiles(
-    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, int tiles
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen
 ) {
     const i64 half = (i64)p.padded_keys * 64, start = (i64)(tile.sample * p.heads + tile.head) * 2 * half;
-    for (int t = 0; t < tiles; ++t)
+    for (int t = 0; t < seen.count; ++t)
         for (int operand = 0; operand < 2; ++operand) {
             const u32 copied = pipeline.copied(operand, t), to = pipeline.tile(operand, t);
             if (t >= kStages) barrier_wait(pipeline.used(operand, t), parity(t - kStages));
             barrier_expect(copied, kTileBytes);
-            const u16* from = (operand ? p.packed_v : p.packed_k) + start + (i64)t * kKeys * 64;
+            const u16* from = (operand ? p.packed_v : p.packed_k) + start + (i64)seen.at(t) * kKeys * 64;
             copy_bulk(to, from, kHalfBytes, copied);
             copy_bulk(to + kHalfBytes, from + half, kHalfBytes, copied);
         }
 }
 
 __device__ __forceinline__ void turn_tiles(
-    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, char* shared, int tiles, int thread
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, char* shared, const SeenTiles& seen, int thread
 ) {
     const i64 camera = tile.tables * p.cameras + tile.camera;
     const u32* view = p.key_views + camera * kViewWords * p.padded_keys + thread;
     const uint4* phasors = p.phasors + camera * p.key_cameras * 3;
     const int* key_camera = p.key_camera + thread;
+    auto advance = [&](int tiles) { view += tiles * (kViewWords * kKeys), key_camera += tiles * kKeys; };
+    advance(seen.at(0));
     KeyTurn turn;
     DirectionTurn directions;
     int camera_now = -1, camera_next = __ldg(key_camera);
     turn.load_half_vectors(view);
     if (kPhases) directions.load(view);
 #pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
+    for (int t = 0; t < seen.count; ++t) {
         if (camera_next != camera_now) {
             camera_now = camera_next;
             turn.load_phasors(phasors + 3 * camera_now);
@@ -224,8 +251,8 @@ __device__ __forceinline__ void turn_tiles(
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
         }
-        if (t + 1 < tiles) {
-            view += kViewWords * kKeys, key_camera += kKeys;
+        if (t + 1 < seen.count) {
+            advance(seen.at(t + 1) - seen.at(t));
             turn.load_half_vectors(view);
             if (kPhases) directions.load(view);
             camera_next = __ldg(key_camera);
