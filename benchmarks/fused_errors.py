@@ -1,10 +1,11 @@
 """Errors of the fused backend against float64, over those of other ways to compute the same in the same dtype.
 
-    python benchmarks/fused_errors.py [--out benchmarks/results/fused-errors-<gpu>.json]
+    python benchmarks/fused_errors.py [--visible] [--out benchmarks/results/fused-errors-<gpu>.json]
 
 Output and gradients of q, k and v, for every encoding without content, in bfloat16 and float16, in the cases of
 tests/gpu/errors.py. "÷ plain" is over PyTorch's attention without any encoding, "÷ sdpa" over the sdpa backend under
-the same plan. These are the numbers themselves; tests/gpu asserts that they are small enough.
+the same plan. These are the numbers themselves; tests/gpu asserts that they are small enough. With --visible, of plans
+made with `sees`; plain attention then has the same mask.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from attention import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.gpu.errors import GEOMETRIC, PARTS, cases, errors_of
+from merope import AttentionPlan
+from tests.gpu.errors import GEOMETRIC, PARTS, cases, errors_of, visible_cases
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,7 @@ class Row:
     over_sdpa: list[float]
 
 
-def row_of(name: str, case: str, dtype: torch.dtype) -> Row:
-    plan, factor = cases(name)[case]
+def row_of(name: str, case: str, plan: AttentionPlan, factor: float, dtype: torch.dtype) -> Row:
     errors = errors_of(plan, dtype, factor)
     return Row(name, case, str(dtype).removeprefix("torch."), errors.ours, errors.over_plain, errors.over_sdpa)
 
@@ -48,13 +49,15 @@ def line(row: Row) -> str:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description="errors of the fused backend")
+    parser.add_argument("--visible", action="store_true", help="of plans made with `sees`")
+    parser.add_argument("--encodings", nargs="*", default=GEOMETRIC, choices=GEOMETRIC)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: list[Row] = []
-    for name in GEOMETRIC:
-        for case in cases(name):
+    for name in options.encodings:
+        for case, (plan, factor) in (visible_cases if options.visible else cases)(name).items():
             for dtype in (torch.bfloat16, torch.float16):
-                rows.append(row_of(name, case, dtype))
+                rows.append(row_of(name, case, plan, factor, dtype))
                 print(line(rows[-1]), flush=True)
     if options.out is not None:
         result = {"machine": machine(), "parts": PARTS, "rows": [asdict(row) for row in rows]}

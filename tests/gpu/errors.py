@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import merope
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Visibility
 from merope.encodings import ENCODINGS
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
@@ -29,7 +30,7 @@ class Errors:
     """Relative errors of output and gradients, in the order of PARTS."""
 
     ours: list[float]
-    plain: list[float]  # of attention without any encoding
+    plain: list[float]  # of attention without any encoding, over the same keys
     sdpa: list[float]  # of the sdpa backend, PyTorch's own operations, under the same plan
 
     @property
@@ -77,6 +78,20 @@ def cases(name: str) -> dict[str, tuple[AttentionPlan, float]]:
     return {case: (plan, 1.0) for case, plan in plans.items()} | {"peaked": (plans["curved"], PEAKED)}
 
 
+def visible_cases(name: str) -> dict[str, tuple[AttentionPlan, float]]:
+    """As `cases`, of plans in which a query camera sees a part of the keys."""
+    encoding, cameras = merope.encoding(name), driving_cameras(2, 12)
+    block = {"key": cameras, "times": [9.0, 10.0, 11.0]}
+    past = Visibility.block_causal(3, 3, last=6, sink=2, cached=9)
+    plans = {
+        "causal": encoding.plan(cameras, (5, 7), sees=Visibility.block_causal(12, 3)),
+        "window": encoding.plan(cameras, (4, 9), sees=Visibility.block_causal(12, 2, last=4, sink=1)),
+        "two copies": encoding.plan(cameras, (5, 7), sees=Visibility.teacher_forcing(6, 3)),
+        "block": encoding.plan(cameras.at(slice(9, 12)), (9, 15), **block, sees=past),  # type: ignore[arg-type]
+    }
+    return {case: (plan, 1.0) for case, plan in plans.items()} | {"peaked": (plans["causal"], PEAKED)}
+
+
 def random_inputs(plan: AttentionPlan, dtype: torch.dtype, heads: int = 2, factor: float = 1.0) -> list[Tensor]:
     """q, k, v and a gradient of the output, on the plan's device."""
     generator = torch.Generator().manual_seed(0)
@@ -97,6 +112,16 @@ def under(plan: AttentionPlan, backend: str, memory_budget: int = 2**30) -> Call
     return lambda q, k, v: merope.attend(q, k, v, plan, backend, memory_budget)  # type: ignore[arg-type]
 
 
+def plain_attention(plan: AttentionPlan) -> Callable[..., Tensor]:
+    """PyTorch's own, without any encoding, over the keys that the plan's queries see."""
+    if plan.visible_keys is None:
+        return scaled_dot_product_attention
+    seen = [plan.seen_by(camera * plan.tokens_per_camera) for camera in range(plan.query_cameras)]
+    rest = [plan.seen_by(plan.query_tokens - 1)] * (plan.query_tokens - plan.query_cameras * plan.tokens_per_camera)
+    mask = torch.stack([row for row in seen for _ in range(plan.tokens_per_camera)] + rest)
+    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
 def relative_errors(got: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     return [float((a.double() - b).norm() / b.norm()) for a, b in zip(got, exact, strict=True)]
 
@@ -108,10 +133,10 @@ def errors_of(
     *rounded, gradient = random_inputs(plan, dtype, heads, factor)
     exact = [x.double() for x in rounded]
     right = results(under(plan, "sdpa"), exact, gradient)
-    plain_right = results(scaled_dot_product_attention, exact, gradient)
+    plain_right = results(plain_attention(plan), exact, gradient)
     return Errors(
         ours=relative_errors(results(under(plan, "fused", memory_budget), rounded, gradient), right),
-        plain=relative_errors(results(scaled_dot_product_attention, rounded, gradient), plain_right),
+        plain=relative_errors(results(plain_attention(plan), rounded, gradient), plain_right),
         sdpa=relative_errors(results(under(plan, "sdpa"), rounded, gradient), right),
     )
 
