@@ -80,5 +80,5 @@ def bytes_per_camera(
 
 
 def sees_in_parts(plan: AttentionPlan) -> bool:
-    """Whether keys are the same for all query cameras, and not all of these see all of them."""
-    return plan.groups == 1 and plan.visible_keys is not None
+    """Whether queries for which keys are the same see different ones: those of all cameras, or those without one."""
+    return plan.visible_keys is not None and (plan.groups == 1 or plan.cameraless_queries.numel() > 0)
