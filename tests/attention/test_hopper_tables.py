@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from merope.attention.kernels import hopper, hopper_module, hopper_tables
+from merope.attention.kernels.hopper_visible import TILE
 from merope.attention.kernels.prepared import prepare
 from merope.attention.plan import AttentionPlan
 from merope.encodings.gta import GTA
@@ -291,7 +292,7 @@ def test_shared_memory_is_what_the_kernel_lays_out(phases: bool, visible: bool) 
     barriers = 2 * 3 * number["kStages"] * 8
     assert 1008 + number["kBarrierOffset"] + barriers <= hopper.SHARED_BYTES <= 227 * 1024
     assert 1008 + number["kStepBarriers"] + 9 * 8 <= hopper.GRAD_SHARED_BYTES <= 227 * 1024
-    assert number["kKeys"] == number["kRows"] == hopper_tables.TILE
+    assert number["kKeys"] == number["kRows"] == TILE
     assert number["kStepBytes"] == hopper.STEP * 256
     assert number["kParts"] == hopper.PARTS
     assert (24 + number["kTurningRegisters"] + 2 * number["kAttendingRegisters"]) * 128 == 65536

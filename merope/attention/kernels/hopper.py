@@ -19,7 +19,8 @@ from merope.attention.kernels.hopper_module import (
     module,
     tokens,
 )
-from merope.attention.kernels.hopper_tables import TILE, HopperTables
+from merope.attention.kernels.hopper_tables import HopperTables
+from merope.attention.kernels.hopper_visible import TILE
 
 SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 SCALE = 1 / math.sqrt(128)
