@@ -20,7 +20,7 @@ from merope.attention.kernels.prepared import PreparedPlan, prepared
 from merope.encodings.protocol import Encoding
 
 CAUSAL = Visibility.block_causal(3, 2)
-WINDOW = Visibility.block_causal(4, 1, last=2, sink=1)
+WINDOW = Visibility.block_causal(3, 1, last=1, sink=1)
 UCPE = merope.encoding("ucpe", head_dim=16)
 
 
@@ -29,25 +29,25 @@ def seeing(encoding: Encoding, sees: Visibility, **options: object) -> Attention
     return encoding.plan(cameras, (1, 1), sees=sees, **options)  # type: ignore[arg-type]
 
 
-def of_a_block(encoding: Encoding) -> AttentionPlan:
-    """Two cameras of a stream, which see some of the three that are kept, and themselves; two clips."""
-    key = Cameras(random_poses(2, 5, seed=4), FISHEYE)
+def of_a_block(encoding: Encoding, clips: int) -> AttentionPlan:
+    """Two cameras of a stream, which see some of the three that are kept, and themselves."""
+    key = Cameras(random_poses(clips, 5, seed=4), FISHEYE)
     sees = Visibility.block_causal(2, 1, last=2, sink=1, cached=3)
-    return encoding.plan(Cameras(random_poses(2, 2), PINHOLE), (1, 2), key=key, key_grid=(1, 1), sees=sees)
+    return encoding.plan(Cameras(random_poses(clips, 2), PINHOLE), (1, 2), key=key, key_grid=(1, 1), sees=sees)
 
 
 def with_some_poses() -> AttentionPlan:
-    cameras = mixed_cameras(batch=True)
+    cameras = mixed_cameras(batch=False)
     return SMALL.plan(cameras, (1, 1), extra_tokens=1, sees=Visibility.block_causal(cameras.count, 1))
 
 
 PLANS: dict[str, Callable[[], AttentionPlan]] = {
-    "window and sink, extra tokens": lambda: seeing(SMALL, WINDOW, extra_tokens=2),
+    "window and sink, extra tokens": lambda: seeing(SMALL, WINDOW, extra_tokens=1),
     "clean and noisy": lambda: seeing(DIRECTIONS, Visibility.teacher_forcing(2, 1)),
     "keys that nobody sees": lambda: seeing(LOGITS, Visibility([[(0, 1)], [(2, 3)], [(0, 1), (2, 3)]])),
     "tokens without a camera": with_some_poses,
-    "ucpe, causal, extra tokens": lambda: seeing(UCPE, CAUSAL, extra_tokens=2),
-    "ucpe, a block and its past": lambda: of_a_block(UCPE),
+    "ucpe, causal, extra tokens": lambda: seeing(UCPE, CAUSAL, extra_tokens=1),
+    "ucpe, a block and its past": lambda: of_a_block(UCPE, clips=1),
     "none": lambda: seeing(merope.encoding("none", head_dim=20), WINDOW, extra_tokens=1),
 }
 
@@ -60,7 +60,7 @@ def test_outputs_and_gradients(name: str) -> None:
 
 
 def test_one_query_camera_at_a_time() -> None:
-    plan = of_a_block(SMALL)
+    plan = of_a_block(SMALL, clips=2)
     width = prepared(plan, torch.float32).width
     assert_right(plan, heads=1, memory_budget=4 * (plan.key_tokens * width * 4))
 
@@ -92,7 +92,7 @@ def test_only_seen_pairs_are_attended_to(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_gradients_of_tables() -> None:
-    cameras, content = Cameras(random_poses(1, 4), PINHOLE), random_content(1, 4)
+    cameras, content = Cameras(random_poses(1, 3), PINHOLE), random_content(1, 3)
     assert_learns(lambda: learning(RAYS.plan(cameras, (1, 1), content=content, sees=WINDOW), "query", "key"))
 
 

@@ -76,7 +76,7 @@ def bytes_per_camera(
     """
     _, heads, tokens, _ = k.shape
     numbers = 2 * heads * tokens * width
-    return numbers * ((1 + in_parts) * (1 + backward) * k.element_size() + (4 if in_parts and backward else 0))
+    return numbers * ((1 + in_parts + backward) * k.element_size() + (4 if in_parts and backward else 0))
 
 
 def sees_in_parts(plan: AttentionPlan) -> bool:
