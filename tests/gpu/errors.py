@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import merope
@@ -119,7 +120,12 @@ def plain_attention(plan: AttentionPlan) -> Callable[..., Tensor]:
     seen = [plan.seen_by(camera * plan.tokens_per_camera) for camera in range(plan.query_cameras)]
     rest = [plan.seen_by(plan.query_tokens - 1)] * (plan.query_tokens - plan.query_cameras * plan.tokens_per_camera)
     mask = torch.stack([row for row in seen for _ in range(plan.tokens_per_camera)] + rest)
-    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return masked
 
 
 def relative_errors(got: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
