@@ -45,6 +45,7 @@ PLANS: dict[str, Callable[[], AttentionPlan]] = {
     "window and sink, extra tokens": lambda: seeing(SMALL, WINDOW, extra_tokens=1),
     "clean and noisy": lambda: seeing(DIRECTIONS, Visibility.teacher_forcing(2, 1)),
     "keys that nobody sees": lambda: seeing(LOGITS, Visibility([[(0, 1)], [(2, 3)], [(0, 1), (2, 3)]])),
+    "keys that nobody sees, all cameras alike": lambda: seeing(SMALL, Visibility([[(0, 2)]] * 3)),
     "tokens without a camera": with_some_poses,
     "ucpe, causal, extra tokens": lambda: seeing(UCPE, CAUSAL, extra_tokens=1),
     "ucpe, a block and its past": lambda: of_a_block(UCPE, clips=1),

@@ -63,7 +63,7 @@ def grouped_attention_backward(
     batch, heads, tokens, head_dim = k.shape
     # Sums over chunks are rounded once, at the end. Keys that no camera sees have a gradient of zero.
     split = any(len(chunk.cameras) < maps.groups for chunk in chunks)
-    make = torch.zeros if split and maps.runs else torch.empty
+    make = torch.zeros if maps.runs else torch.empty
     dtype = torch.float32 if split else k.dtype
     gradients = make((2, batch, tokens, heads, head_dim), dtype=dtype, device=k.device)
     by_camera = [x.unflatten(1, (maps.groups, -1)) for x in (grad, turned, attended)]
