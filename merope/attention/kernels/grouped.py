@@ -71,7 +71,7 @@ def grouped_attention_backward(
     for chunk in chunks:
         some_grad, queries, out = (chunk.of(x).transpose(1, 2) for x in by_camera)
         keys, values = _expanded(k, v, maps, chunk)
-        some_lse = chunk.of(by_camera_lse)
+        some_lse = chunk.of(by_camera_lse).contiguous()  # cuDNN does not heed its strides
         grads = _gradients(some_grad, queries, keys, values, out, some_lse, chunk, scale)
         chunk.put(grad_turned, grads[0].transpose(1, 2))
         add = chunk.cameras.start > 0 or (split and bool(maps.runs))
