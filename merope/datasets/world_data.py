@@ -67,11 +67,14 @@ class WorldData(Data):
     def __post_init__(self) -> None:
         if self.noise_draws < 1:
             raise invalid("data.noise_draws", "at least 1", self.noise_draws, "1 gives every place a clip of its own")
+        if not 0.0 <= self.worlds_per_step < math.inf:
+            raise invalid("data.worlds_per_step", "at least 0", self.worlds_per_step, "4 is usual")
+
+    def check_pool(self) -> None:
+        """Refuse more first clips than there are in all. A mixture draws from all worlds at once and needs no pool."""
         if self.worlds is not None and not 1 <= self.first_worlds <= self.worlds:
             expected = f"in [1, data.worlds = {self.worlds}]"
             raise invalid("data.first_worlds", expected, self.first_worlds, "training begins with these")
-        if not 0.0 <= self.worlds_per_step < math.inf:
-            raise invalid("data.worlds_per_step", "at least 0", self.worlds_per_step, "4 is usual")
 
     def mixed_clips(self, prefix_frames: int) -> tuple[WorldSource, WorldSource]:  # to train on, to validate on
         """The worlds that a mixture draws from."""

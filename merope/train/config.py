@@ -9,6 +9,7 @@ from typing import Any, Literal
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.datasets.data_kind import Data
 from merope.datasets.kinds import DATA_KINDS
+from merope.datasets.world_data import WorldData
 from merope.errors import invalid
 
 RESUMABLE = frozenset({"run", "parallel"})
@@ -169,6 +170,8 @@ class TrainConfig:
             if getattr(self.data, name) != default:
                 fix = "it is a key of [[data.sources]]"
                 raise invalid(f"data.{name}", "left out, as nothing else is drawn", getattr(self.data, name), fix)
+        if isinstance(self.data, WorldData):
+            self.data.check_pool()
         self._check_history()
         if self.objective.causal_block_frames is not None:
             self._check_causal()

@@ -52,7 +52,6 @@ may_differ = ["frame_rate", "scale"]
 kind = "world"
 weight = 1
 worlds = 10
-first_worlds = 10
 frame_rate_hz = 12.0
 {SIZE}
 [[data.sources]]
