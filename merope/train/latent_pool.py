@@ -90,9 +90,14 @@ class PooledStream(WorldStream):
     pool: LatentPool = field(kw_only=True)
     growth: Growth = field(kw_only=True)
 
-    def step(self, step: int) -> Iterator[Examples]:
+    def fill(self, step: int) -> int:
+        """Make the clips that a step draws from; how many there are."""
         count = self.growth.at(step)
         self.pool.fill(count)
+        return count
+
+    def step(self, step: int) -> Iterator[Examples]:
+        count = self.fill(step)
         for places in self.share.places(self.batch_size):
             numbers = [self._number(step, place // self.noise_draws, count) for place in places]
             yield self._labelled([self.pool.seed(number) for number in numbers], places, *self.pool.drawn(numbers))

@@ -20,6 +20,7 @@ from merope.train import checkpoint, parallel
 from merope.train.build import build_stream
 from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
+from merope.train.latent_pool import PooledStream
 from merope.train.log import TrainingLog, stall_notice
 from merope.train.model import Model, build_model, export
 from merope.train.objective import VALIDATION, add_noise, clip_generator, loss_per_clip
@@ -76,6 +77,8 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     log = TrainingLog(out, config.run.steps, done, config.run.batch_size, ranks.is_first)
     trained, all_parameters = model.parameter_counts()
     log.say(f"{trained:,} of {all_parameters:,} parameters are trained; {done} of {config.run.steps} steps are done")
+    if isinstance(stream, PooledStream) and done < config.run.steps:
+        stream.fill(done)  # a signal ends this at once: there is nothing new to save yet
     with stop_requests() as stop_wanted, stall_notice(ranks.rank) as begin:
         for step in range(done, config.run.steps):
             begin(f"step {step + 1}")

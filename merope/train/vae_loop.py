@@ -94,6 +94,8 @@ def _train(config: VaeTrainConfig) -> bool:
         return before_s + time.perf_counter() - began_s
 
     share, last = config.share_done(done, elapsed_s()), False
+    if share < 1.0:
+        run.pool.fill(data.growth.at(done))  # a signal ends this at once: there is nothing new to save yet
     with stop_requests() as stop_wanted:
         while share < 1.0 and not last:
             rate = config.learning_rate(done, share)

@@ -1,6 +1,8 @@
 """Clips that are kept as latents: made once, the same for any split over ranks, shared by runs, and trained on."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from merope.adapters.wan import load_branch
 from merope.generate.camera_video import CameraVideoPipeline
+from merope.geometry.cameras import Cameras
 from merope.train.build import build_stream
 from merope.train.clip_pool import RENDERED_AT_ONCE, Growth
 from merope.train.config import TrainConfig
@@ -176,6 +179,29 @@ def test_a_run_in_pieces_is_a_run_at_once(vae_folder: Path, tmp_path: Path) -> N
         rows = (tmp_path / name / "log.jsonl").read_text().splitlines()
         losses.append([json.loads(row)["loss"] for row in rows])
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_while_its_pool_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Thousands of worlds take minutes, and there is nothing to save before the first step."""
+    rendered: list[int] = []
+    pictures = WorldClips.pictures
+
+    def signalled(self: WorldClips, seeds: list[int], cameras: Cameras) -> Tensor:
+        rendered.extend(seeds)
+        os.kill(os.getpid(), number)
+        return pictures(self, seeds, cameras)
+
+    monkeypatch.setattr(WorldClips, "pictures", signalled)
+    before = signal.signal(number, signal.default_int_handler)  # the default for SIGTERM would end the tests
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_config(tmp_path, "data.worlds=40", "data.first_worlds=40", "run.steps=1"))
+    finally:
+        signal.signal(number, before)
+    assert len(rendered) == RENDERED_AT_ONCE
 
 
 def test_training_goes_on_from_what_it_wrote(vae_folder: Path, tmp_path: Path) -> None:
