@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -120,23 +120,19 @@ def test_ctrl_c_ends_after_the_step_with_a_checkpoint(tmp_path: Path, monkeypatc
     assert_equal_weights(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
-@pytest.mark.usual_sums("the killed processes add up in the usual order")
 def test_a_killed_run_leaves_whole_checkpoints_and_goes_on_exactly(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from tests.train.tiny_runs import tiny_config;"
-        "from merope.train.loop import train; import torch; torch.set_num_threads(1);"
-        "train(tiny_config(Path(sys.argv[1]), 'run.steps=400', 'run.checkpoint_every=1', 'run.keep_checkpoints=400'))"
-    )
+    often = ("run.steps=400", "run.checkpoint_every=1", "run.keep_checkpoints=400")
     folder = tmp_path / "killed" / "checkpoints"
     begun = 0
     for wait_s in (0.0, 0.013, 0.171):
-        process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
-        while process.poll() is None and len(checkpoint.complete(folder)) < begun + 2:
+        process = get_context("fork").Process(target=train, args=(tiny_config(tmp_path / "killed", *often),))
+        process.start()
+        while process.is_alive() and len(checkpoint.complete(folder)) < begun + 2:
             time.sleep(0.002)
         time.sleep(wait_s)
-        assert process.poll() is None, "the run ended before it could be killed"
+        assert process.is_alive(), "the run ended before it could be killed"
         process.kill()
-        process.wait()
+        process.join()
         begun = len(checkpoint.complete(folder))
     steps = [checkpoint.read_progress(place).step for place in checkpoint.complete(folder)]
     assert steps == list(range(1, len(steps) + 1))

@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import warnings
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -189,22 +189,30 @@ def test_data_of_which_nothing_can_be_read_is_one_line_and_no_traceback(
     assert "merope: none of 2 clips could be read, the last:" in capsys.readouterr().err
 
 
+def run_in_a_group(arguments: list[str], said: Path) -> None:
+    """The command in a process group of its own, as a shell starts it."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stderr = said.open("w", buffering=1)
+    sys.exit(main(arguments))
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C in a terminal", "torchrun's SIGTERM"])
 def test_a_stop_reaches_the_workers_too_and_loses_nothing(
     tiny_files: Path, tmp_path: Path, stop: signal.Signals
 ) -> None:
     """Both signal the whole group: workers that die of it must not take the run's checkpoint with them."""
-    script = "import sys, torch; torch.set_num_threads(1); from merope.cli import main; sys.exit(main(sys.argv[1:]))"
     arguments = command(tiny_files, tmp_path, "run.steps=100000", "data.workers=1", "run.validation_clips=0")
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = get_context("fork").Process(target=run_in_a_group, args=(arguments, tmp_path / "said"))
+    process.start()
     log, deadline = tmp_path / "log.jsonl", time.monotonic() + 60
     while not (log.exists() and log.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert process.pid is not None
     os.killpg(process.pid, stop)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    process.join(timeout=60)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 130, said
     (done,) = steps_done(tmp_path)
     assert f"stopped after step {done}; the same command goes on from there" in said
     assert done == len(log.read_text().splitlines())
