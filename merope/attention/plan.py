@@ -100,6 +100,11 @@ class AttentionPlan:
         return max([1, *(block.key.groups for block in self.blocks)])
 
     @property
+    def head_groups(self) -> int:
+        """Number of groups of neighbouring heads with operators of their own."""
+        return max([1, *(operator.table.shape[1] for block in self.blocks for operator in block.operators)])
+
+    @property
     def device(self) -> torch.device:
         return self.query_has_camera.device
 
@@ -125,10 +130,9 @@ class AttentionPlan:
             raise invalid("query_token", f"in 0 … {self.query_tokens - 1}", query_token, "tokens are camera-major")
         if not 0 <= batch < self.batch and self.batch > 1:
             raise invalid("batch", f"in 0 … {self.batch - 1}", batch, "the plan has so many clips")
-        groups = max([1, *(operator.table.shape[1] for block in self.blocks for operator in block.operators)])
-        if not 0 <= head < groups and groups > 1:
+        if not 0 <= head < self.head_groups and self.head_groups > 1:
             fix = "lay the plan out with plan.for_heads(heads) first"
-            raise invalid("head", f"in 0 … {groups - 1}, the tables' groups of heads", head, fix)
+            raise invalid("head", f"in 0 … {self.head_groups - 1}, the tables' groups of heads", head, fix)
         tables = [block.key.table for block in self.blocks]
         dtype = tables[0].dtype if tables else torch.float64
         u = torch.eye(self.head_dim, dtype=dtype, device=self.device).repeat(self.key_tokens, 1, 1)
@@ -139,7 +143,7 @@ class AttentionPlan:
             pair = _dense(block.key, unit, batch, head, group)
             if block.query is not None:
                 with torch.autocast(self.device.type, enabled=False):
-                    pair = _dense(block.query, unit, batch, head, 0)[query_token] @ pair
+                    pair = _dense(block.query, unit, batch, head, 0, slice(query_token, query_token + 1)) @ pair
             if block.camera:
                 pair = torch.where(related[:, None, None], pair, unit)
             u[:, block.channels, block.channels] = pair
@@ -260,9 +264,12 @@ def _fits(operator: Operator, width: int, batch: int, groups: int, tokens: int) 
     yield halves or not operator.split_halves, f"of 1 or {width // 2} matrices of size 2, with split halves"
 
 
-def _dense(operator: Operator, unit: Tensor, batch: int, head: int, group: int) -> Tensor:  # [rows, C, C]
-    """Dense matrices of every row of an operator: its action on the unit vectors."""
+def _dense(
+    operator: Operator, unit: Tensor, batch: int, head: int, group: int, tokens: slice = slice(None)
+) -> Tensor:  # [tokens, C, C]
+    """Dense matrices of some tokens of an operator: its action on the unit vectors."""
     one = operator.at(slice(batch, batch + 1), slice(head, head + 1), slice(group, group + 1))
-    rows = one.table.shape[3] if one.rows is None else one.rows.shape[0]
-    basis = unit[None, None, :, None, :].expand(1, 1, -1, rows, -1)  # one unit vector per group
+    rows = torch.arange(one.table.shape[3], device=unit.device) if one.rows is None else one.rows
+    one = replace(one, rows=rows[tokens])
+    basis = unit[None, None, :, None, :].expand(1, 1, -1, len(rows[tokens]), -1)  # one unit vector per group
     return one.apply(basis)[0, 0].permute(1, 2, 0)

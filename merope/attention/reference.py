@@ -18,32 +18,29 @@ def attend_reference(
 
     Computed in float32, or in float64 for float64 input; the result has the dtype of q.
 
-    Costs Nk·d² numbers and a Python step per (sample, head, query token): for tests and small examples.
+    Costs Nk·d² numbers and a Python step per (sample, query token, head): for tests and small examples.
     """
-    batch, heads, _, _ = q.shape
     compute = torch.promote_types(q.dtype, torch.float32)
-    plan = plan.for_heads(heads).to(dtype=compute)
+    plan = plan.for_heads(q.shape[1]).to(dtype=compute)
     dtype = q.dtype
     q, k, v = (x.to(compute) for x in (q, k, v))
-    samples = [
-        torch.stack([_attend_head(q[b, h], k[b, h], v[b, h], plan, b, h) for h in range(heads)]) for b in range(batch)
-    ]
-    return torch.stack(samples).to(dtype)
+    return torch.stack([_attend_sample(q[b], k[b], v[b], plan, b) for b in range(len(q))]).to(dtype)
 
 
-def _attend_head(
-    q: Tensor,  # [Nq, d]
-    k: Tensor,  # [Nk, d]
-    v: Tensor,  # [Nk, d]
+def _attend_sample(
+    q: Tensor,  # [H, Nq, d]
+    k: Tensor,  # [H, Nk, d]
+    v: Tensor,  # [H, Nk, d]
     plan: AttentionPlan,
     batch: int,
-    head: int,
-) -> Tensor:  # [Nq, d]
+) -> Tensor:  # [H, Nq, d]
     outputs = []
-    for token, query in enumerate(q):
-        u = plan.operators(token, batch, head)  # [Nk, d, d]
-        logits = torch.einsum("i,bij,bj->b", query, u, k) / math.sqrt(q.shape[-1])
-        values = torch.einsum("bij,bj->bi", u, v) if plan.transform_values else v
+    for token in range(plan.query_tokens):
         seen = plan.seen_by(token)
-        outputs.append(torch.softmax(logits[seen], dim=-1) @ values[seen])
-    return torch.stack(outputs)
+        for head in range(len(q)):
+            if head == 0 or plan.head_groups > 1:
+                u = plan.operators(token, batch, head)  # [Nk, d, d]
+            logits = torch.einsum("i,bij,bj->b", q[head, token], u, k[head]) / math.sqrt(q.shape[-1])
+            values = torch.einsum("bij,bj->bi", u, v[head]) if plan.transform_values else v[head]
+            outputs.append(torch.softmax(logits[seen], dim=-1) @ values[seen])
+    return torch.stack(outputs).unflatten(0, (-1, len(q))).transpose(0, 1)
