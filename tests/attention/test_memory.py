@@ -44,32 +44,32 @@ def smallest_budget(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> int
 
 @pytest.fixture(scope="module")
 def long_clip() -> AttentionPlan:
-    """64 cameras × 144 tokens with float32 tables."""
-    return MeRoPE().plan(Cameras(curved_drive(64).float(), PINHOLE), (9, 16))
+    """64 cameras × 24 tokens with float32 tables."""
+    return MeRoPE().plan(Cameras(curved_drive(64).float(), PINHOLE), (3, 8))
 
 
 @measures_memory
-@pytest.mark.parametrize("budget_mib", [160, 1024])
+@pytest.mark.parametrize("budget_mib", [27, 171])
 def test_forward_of_64_cameras_stays_under_the_budget(long_clip: AttentionPlan, budget_mib: int) -> None:
     q, k, v = inputs(long_clip, 2, torch.float32)
     peak = peak_bytes(lambda: merope.attend(q, k, v, long_clip, backend="sdpa", memory_budget=budget_mib * MIB))
     assert peak - q.nbytes < budget_mib * MIB  # the output itself does not count
-    assert peak > 0.6 * min(budget_mib, 1000) * MIB  # and the budget is put to use
+    assert peak > 0.6 * min(budget_mib, 167) * MIB  # and the budget is put to use
 
 
 @measures_memory
 @pytest.mark.parametrize("extra_tokens", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_forward_and_backward_stay_under_the_budget(extra_tokens: int, dtype: torch.dtype) -> None:
-    plan = MeRoPE().plan(Cameras(curved_drive(16).float(), PINHOLE), (9, 16), extra_tokens=extra_tokens)
+    plan = MeRoPE().plan(Cameras(curved_drive(16).float(), PINHOLE), (3, 8), extra_tokens=extra_tokens)
     q, k, v = (x.requires_grad_() for x in inputs(plan, 2, dtype))
 
     def step() -> tuple[Tensor, ...]:
-        out = merope.attend(q, k, v, plan, backend="sdpa", memory_budget=96 * MIB)
+        out = merope.attend(q, k, v, plan, backend="sdpa", memory_budget=16 * MIB)
         return torch.autograd.grad(out.sum(), (q, k, v))
 
     results = q.nbytes * 5  # output and its gradient, and the three gradients returned
-    assert peak_bytes(step) - results < 96 * MIB
+    assert peak_bytes(step) - results < 16 * MIB
 
 
 def training_peak(plan: AttentionPlan, batch: int, budget_mib: int, wanted: str) -> int:
@@ -104,8 +104,8 @@ def test_budget_holds_where_every_camera_sees_other_keys(name: str, extra_tokens
 
 @measures_memory
 def test_budget_holds_when_only_values_need_gradients() -> None:
-    plan = MeRoPE().plan(Cameras(curved_drive(16).float(), PINHOLE), (9, 16))
-    assert training_peak(plan, batch=1, budget_mib=96, wanted="v") < 96 * MIB
+    plan = MeRoPE().plan(Cameras(curved_drive(16).float(), PINHOLE), (3, 8))
+    assert training_peak(plan, batch=1, budget_mib=16, wanted="v") < 16 * MIB
 
 
 @measures_memory
@@ -117,18 +117,18 @@ def test_budget_holds_in_training_when_the_batch_is_split() -> None:
 
 @measures_memory
 def test_budget_holds_for_logits_only_with_tokens_without_a_camera() -> None:
-    plan = MeRoPE(transform_values=False).plan(Cameras(curved_drive(16).float(), PINHOLE), (9, 16), extra_tokens=3)
+    plan = MeRoPE(transform_values=False).plan(Cameras(curved_drive(16).float(), PINHOLE), (3, 8), extra_tokens=3)
     q, k, v = inputs(plan, 2, torch.float32)
-    peak = peak_bytes(lambda: merope.attend(q, k, v, plan, backend="sdpa", memory_budget=96 * MIB))
-    assert peak - q.nbytes < 96 * MIB
+    peak = peak_bytes(lambda: merope.attend(q, k, v, plan, backend="sdpa", memory_budget=16 * MIB))
+    assert peak - q.nbytes < 16 * MIB
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("heads", [3, 7, 16])
-@pytest.mark.parametrize("budget_mib", [8, 32])
+@pytest.mark.parametrize("budget_mib", [2, 8])
 def test_budget_holds_where_tables_are_laid_out_by_head(heads: int, budget_mib: int, training: bool) -> None:
     """URoPE's four groups of heads do not divide these: every head gets a table of its own."""
-    plan = URoPE(32).plan(Cameras(curved_drive(12).float(), PINHOLE), (9, 16))
+    plan = URoPE(32).plan(Cameras(curved_drive(12).float(), PINHOLE), (3, 12))
     q, k, v = (torch.randn(1, heads, plan.query_tokens, 32, requires_grad=training) for _ in range(3))
 
     def step() -> tuple[Tensor, ...]:
