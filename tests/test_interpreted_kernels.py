@@ -1,14 +1,12 @@
 """The Triton kernels on the CPU, through Triton's interpreter.
 
-Triton decides at its import whether it interprets: the checks (*_checks.py) run in processes of their own.
+Triton decides at its import whether it interprets: the checks (*_checks.py) run in a process of their own.
 """
 
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parent
 CHECKS = (
@@ -20,11 +18,11 @@ CHECKS = (
 )
 
 
-@pytest.mark.parametrize("checks", CHECKS)
-def test_kernels_under_the_interpreter(checks: str) -> None:
-    command = [sys.executable, "-m", "pytest", str(TESTS / checks), "-x", "-p", "no:cacheprovider"]
+def test_kernels_under_the_interpreter() -> None:
+    files = [str(TESTS / checks) for checks in CHECKS]
     root = TESTS.parent
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "pytest", *files, "-x", "-p", "no:cacheprovider"]
     run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "passed" in run.stdout

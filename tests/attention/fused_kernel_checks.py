@@ -208,8 +208,8 @@ def test_compiled_once_for_all_plans() -> None:
 
 
 def test_the_operators_are_what_they_are_registered_as() -> None:
-    plan = SMALL.plan(Cameras(random_poses(2), PINHOLE), (1, 1), extra_tokens=1)
-    inputs = [x.float().requires_grad_() for x in random_qkv(1, 2, 3, 32)]
+    plan = SMALL.plan(Cameras(random_poses(2), PINHOLE), (1, 1))
+    inputs = [x.float().requires_grad_() for x in random_qkv(1, 1, 2, 32)]
     tensors, numbers = prepared(plan, torch.float32).pack()
     torch.library.opcheck(torch.ops.merope.attend_forward.default, (*inputs, tensors, numbers, 2**30))
 
