@@ -55,8 +55,13 @@ def wide_video() -> Video:
     return filmed(UnifiedCamera.from_fov(120.0, 0.6, 192, 112))
 
 
-def test_colmap_recovers_a_turn_and_repeats_itself(video: Video) -> None:
-    found = COLMAP(video.frames, video.lens)
+@pytest.fixture(scope="module")
+def turn_by_colmap(video: Video) -> PoseEstimate:
+    return COLMAP(video.frames, video.lens)
+
+
+def test_colmap_recovers_a_turn_and_repeats_itself(video: Video, turn_by_colmap: PoseEstimate) -> None:
+    found = turn_by_colmap
     errors = video.errors_of(found)
     assert errors.valid_frames == 25
     assert errors.rot_deg < 0.2  # the floor at 288×512 and its bound of 0.1° are in benchmarks/pose_recovery.py
@@ -97,9 +102,8 @@ def test_an_unknown_focal_length_is_estimated_before_the_paths() -> None:
     assert errors.tr_percent < 3.0
 
 
-def test_poses_say_how_many_points_support_them(video: Video) -> None:
-    for estimate in (COLMAP, TRACKER):
-        found = estimate(video.frames, video.lens)
+def test_poses_say_how_many_points_support_them(video: Video, turn_by_colmap: PoseEstimate) -> None:
+    for found in (turn_by_colmap, TRACKER(video.frames, video.lens)):
         assert found.inliers is not None
         assert found.inliers >= 12
         assert found.doubt == ""
