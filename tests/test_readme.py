@@ -1,19 +1,24 @@
 """The README's code and commands run as they stand, and its first screen is true."""
 
+import json
 import re
 import shlex
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from adapters.wan_models import tiny_config, tiny_wan
 from tiny_pipelines import tiny_pipeline
 
-from merope.adapters.wan import attached_branch, detach
+from merope.adapters.wan import attach, detach
 from merope.cli import main
 from merope.formats.video import write_video
+from merope.train.checkpoint import complete
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+GOLDEN = ROOT / "tests" / "data" / "tiny_losses.json"
 COMMANDS = [
     shlex.split(line, comments=True)
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
@@ -41,11 +46,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("readme")
     generate = COMMANDS[-1]
     given = dict(zip(generate[2::2], generate[3::2], strict=True))
-    pipeline = tiny_pipeline()
-    branch = attached_branch(pipeline.transformer)
-    assert branch is not None
-    branch.save_pretrained(place / given["--branch"])
-    detach(pipeline.transformer)
+    transformer = tiny_wan(num_layers=2, patch_size=(1, 6, 8))  # 3 × 4 tokens a frame: there are 50 steps
+    attach(transformer, tiny_config()).save_pretrained(place / given["--branch"])
+    detach(transformer)
+    pipeline = tiny_pipeline(with_branch=False, transformer=transformer)
     pipeline.save_pretrained(place / given["--model"])
     write_video(torch.randint(256, (12, 288, 512, 3), dtype=torch.uint8), place / given["--prefix"], 12.0)
     return place
@@ -58,7 +62,24 @@ def test_commands_run_as_printed(
     """One after the other, each from what the ones before have written."""
     assert COMMANDS[number][0] == "merope"
     monkeypatch.chdir(folder)
+    started_s = time.process_time()
     assert main(COMMANDS[number][1:]) == 0, capsys.readouterr().err
+    assert time.process_time() - started_s < 60  # "a whole training run, in a minute on a CPU"
+
+
+def test_the_tiny_run_has_learnt_along_the_golden_curve(folder: Path) -> None:
+    """The run that the commands made."""
+    out = folder / "outputs" / "tiny"
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    curve, golden = [row["loss"] for row in rows], json.loads(GOLDEN.read_text())
+    assert len(curve) == 60
+    assert sum(curve[-10:]) < 0.45 * sum(curve[:10])
+    torch.testing.assert_close(torch.tensor(curve), torch.tensor(golden), rtol=2e-3, atol=0)
+    validation = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    assert validation == sorted(validation, reverse=True)
+    assert len(validation) == 3
+    assert [place.name for place in complete(out / "checkpoints")] == ["step-00000040", "step-00000060"]
+    assert list((out / "tensorboard").iterdir())
 
 
 def test_commands_and_pictures_exist() -> None:

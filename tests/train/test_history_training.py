@@ -182,7 +182,7 @@ def test_the_model_is_given_the_references(path: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["sa", "ca"])
 def test_two_ranks_take_the_steps_of_one(path: str, tmp_path: Path) -> None:
-    steps = ("run.steps=3", *SMOOTH)
+    steps = ("run.steps=2", *SMOOTH)
     train(with_history(tmp_path / "one", path, *steps))
     run_ranks(2, train, with_history(tmp_path / "two", path, *steps, "parallel.shard=2"))
     assert_same_weights(tmp_path / "two" / "trained", tmp_path / "one" / "trained")

@@ -1,4 +1,7 @@
-"""The training loop: it learns, it goes on exactly, it trains what it should and stops as it should."""
+"""The training loop: it goes on exactly, it trains what it should and stops as it should.
+
+That it learns is seen in tests/test_readme.py, where a whole run is made.
+"""
 
 import json
 import os
@@ -27,10 +30,7 @@ from merope.train.objective import VALIDATION, Noised
 from merope.train.optimisers import build_optimisers, learning_rate, moving_average, update_average
 from merope.train.parallel import Ranks
 from merope.train.streams import Examples, WorldStream
-from merope.train.toml_config import read_config
-from tests.train.tiny_runs import TINY, tiny_config
-
-GOLDEN = Path(__file__).parents[1] / "data" / "tiny_losses.json"
+from tests.train.tiny_runs import tiny_config
 
 
 def losses(out: Path) -> list[float]:
@@ -52,29 +52,12 @@ def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor])
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-def test_the_tiny_run_learns_along_the_golden_curve(tmp_path: Path) -> None:
-    started_s = time.process_time()
-    config = read_config(TrainConfig, TINY, [f"run.out={tmp_path}"])
-    train(config)
-    curve, golden = losses(tmp_path), json.loads(GOLDEN.read_text())
-    assert time.process_time() - started_s < 60
-    assert len(curve) == 60
-    assert sum(curve[-10:]) < 0.45 * sum(curve[:10])
-    torch.testing.assert_close(torch.tensor(curve), torch.tensor(golden), rtol=2e-3, atol=0)
-    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    validation = [row["validation_loss"] for row in rows if "validation_loss" in row]
-    assert validation == sorted(validation, reverse=True)
-    assert len(validation) == 3
-    assert [place.name for place in checkpoint.complete(tmp_path / "checkpoints")] == ["step-00000040", "step-00000060"]
-    assert list((tmp_path / "tensorboard").iterdir())
-
-
 def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
-    whole = tiny_config(tmp_path / "whole", "run.steps=20", "optimiser.ema_decay=0.9")
+    whole = tiny_config(tmp_path / "whole", "run.steps=6", "optimiser.ema_decay=0.9")
     train(whole)
-    parts = tiny_config(tmp_path / "parts", "run.steps=10", "optimiser.ema_decay=0.9")
+    parts = tiny_config(tmp_path / "parts", "run.steps=3", "optimiser.ema_decay=0.9")
     train(parts)
-    train(replace(parts, run=replace(parts.run, steps=20)))
+    train(replace(parts, run=replace(parts.run, steps=6)))
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert_equal_weights(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
 
