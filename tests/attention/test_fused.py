@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -41,11 +42,14 @@ def matrix(
     channel_map: ChannelMap, tables: SideTables, sample: int, token: int, camera: int, head: int, heads: int
 ) -> Tensor:  # [W, source width]
     """A channel map written out, term by term, as the kernels read it."""
-    out = torch.zeros(channel_map.width, channel_map.source_width, dtype=torch.float64)
-    batch_stride, head_stride, head_groups, row_stride, camera_stride, line = channel_map.strides
+    out = np.zeros((channel_map.width, channel_map.source_width))
+    batch_stride, head_stride, head_groups, row_stride, camera_stride, line = channel_map.strides.tolist()
     has_camera = float(tables.has_camera[sample if tables.has_camera.shape[0] > 1 else 0, token])
-    for (source, fixed, moving), (sign, first, second) in zip(channel_map.index, channel_map.weight, strict=True):
-        for channel in torch.nonzero(source >= 0).squeeze(-1).tolist():
+    terms = zip(channel_map.index.tolist(), channel_map.weight.tolist(), strict=True)
+    for (sources, fixed, moving), (sign, first, second) in terms:
+        for channel, source in enumerate(sources):
+            if source < 0:
+                continue
             row = int(tables.rows[line[channel], token]) if row_stride[channel] > 0 else 0
             offset = sample * batch_stride[channel] + row * row_stride[channel]
             offset += head * head_groups[channel] // heads * head_stride[channel]
@@ -54,9 +58,8 @@ def matrix(
                 value = float(tables.shared[offset + fixed[channel]])
             elif moving[channel] >= 0:
                 value = float(tables.grouped[offset + camera * camera_stride[channel] + moving[channel]])
-            gate = float(sign[channel] * (first[channel] + second[channel] * has_camera))
-            out[channel, source[channel]] += gate * value
-    return out
+            out[channel, source] += sign[channel] * (first[channel] + second[channel] * has_camera) * value
+    return torch.from_numpy(out)
 
 
 def assert_maps_hold(plan: AttentionPlan, queries: Iterable[int], keys: Iterable[int], heads: int) -> None:
