@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from merope.demo.drive import SHIPPED_MODEL, loaded
+from merope.demo.drive import loaded
 from merope.demo.given_paths import TRAINED
 from merope.formats.video import as_bytes
 from merope.generate.camera_video import CameraVideoPipeline
@@ -107,7 +107,7 @@ def draw(rows: list[Row], out: Path) -> None:
 def main() -> None:
     """Measure the models that are named, and draw all that are in the file."""
     parser = argparse.ArgumentParser(description="where trained camera branches look as the drive grows")
-    parser.add_argument("--models", nargs="+", default=[f"merope, shipped={SHIPPED_MODEL}"], metavar="NAME=FOLDER")
+    parser.add_argument("--models", nargs="+", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--worlds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="of denoising")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-attention.json"))

@@ -31,7 +31,7 @@ import merope
 from merope import AttentionPlan, Cameras
 from merope.adapters.branch_config import make_encoding
 from merope.adapters.camera_attention import CameraAttention
-from merope.demo.drive import SHIPPED_MODEL, loaded
+from merope.demo.drive import loaded
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.provenance import commit, device_name
@@ -187,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="how sharply attention points at the same place in another frame")
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS))
     parser.add_argument("--gains", nargs="+", type=float, default=[1.0, 3.0])
-    parser.add_argument("--models", nargs="*", default=[f"merope, shipped={SHIPPED_MODEL}"], metavar="NAME=FOLDER")
+    parser.add_argument("--models", nargs="*", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-pointing.json"))
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

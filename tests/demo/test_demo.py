@@ -28,7 +28,7 @@ from merope.world.commanded import MANOEUVRES, WorldTest, clips_of_world
 from tests.evaluate.test_report_browser import browser, select  # noqa: F401
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHIPPED_CONFIG, PIXEL_CONFIG = CONFIGS / "world-model.toml", CONFIGS / "world" / "merope.toml"
+SHIPPED_CONFIG, PIXEL_CONFIG = CONFIGS / "miniature.toml", CONFIGS / "world" / "merope.toml"
 SMALL = (
     "model.architecture.num_attention_heads=1",
     "model.architecture.attention_head_dim=48",
@@ -287,7 +287,7 @@ def test_the_shipped_model_is_that_of_its_config() -> None:
     branch, blocks = json.loads((SHIPPED_MODEL / "branch" / "config.json").read_text()), have["num_layers"]
     assert (branch["encoding"], branch["compression"]) == ("merope", 1)
     assert branch["blocks"] == list(range(1, blocks, 2))
-    assert sum(file.stat().st_size for file in SHIPPED_MODEL.rglob("*.safetensors")) <= 30e6
+    assert sum(file.stat().st_size for file in SHIPPED_MODEL.rglob("*.safetensors")) <= 60e6
     assert (SHIPPED_MODEL / "README.md").is_file()
 
 
@@ -296,6 +296,7 @@ def test_the_shipped_model_turns_where_it_is_told() -> None:
     config = DemoConfig(out=Path(), steps=2)
     pipeline = loaded(config.model, CPU)
     clips = clips_of_world(WorldTest().paths(config.clips, config.world_seed), config.clips, config.world_seed, CPU)
-    videos = [generated(pipeline, clip, config, clip.manoeuvre).float() for clip in clips]
+    turns = [clip for clip in clips if clip.manoeuvre != "original"]
+    videos = [generated(pipeline, clip, config, clip.manoeuvre).float() for clip in turns]
     errors = torch.stack([torch.stack([(v - c.true)[-len(v) // 3 :].square().mean() for c in clips]) for v in videos])
-    assert errors.argmin(dim=1).tolist() == [0, 1, 2]
+    assert errors.argmin(dim=1).tolist() == [clips.index(clip) for clip in turns]
