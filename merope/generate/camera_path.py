@@ -98,7 +98,8 @@ def for_clip(source: PathSource, trajectory: Trajectory) -> Trajectory:
         raise invalid(str(source.file), f"{source.frames} frames long at {source.fps:g} fps", got, fix)
     if path.count > source.frames:
         lasts = f"{source.file} lasts {_duration_s(trajectory, source.fps):.3g} s"
-        say(f"{lasts}; the clip is its first {clip_s:.3g} s; cut off its beginning to drive another part")
+        others = "cut off its beginning to drive another part; merope drive makes all of it"
+        say(f"{lasts}; the clip is its first {clip_s:.3g} s; {others}")
     path = first_frames(path, source.frames)
     return replace(path, lens=_scaled_lens(source, path.lens))
 

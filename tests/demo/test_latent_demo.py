@@ -131,7 +131,7 @@ def emptied(text: str) -> Callable[[Path], None]:
 
 
 def replaced(source: str) -> Callable[[Path], None]:
-    """The weights of another part of the shipped model."""
+    """The weights of a part of the shipped model."""
     return lambda file: shutil.copy(SHIPPED_MODEL / source / WEIGHTS, file) and None
 
 
@@ -189,4 +189,6 @@ def test_clips_survive_their_file_and_a_folder_without_one_has_the_benchmarks(tm
     write_clips(tmp_path, clips, steps=7)
     assert read_clips(tmp_path) == (clips, 7)
     assert read_clips(tmp_path / "nowhere") == (WorldClips(), DEFAULT_STEPS)
-    assert read_clips(SHIPPED_MODEL)[0].height == loaded(SHIPPED_MODEL, torch.device("cpu")).strides.patch_rows * 9
+    shipped, strides = read_clips(SHIPPED_MODEL)[0], loaded(SHIPPED_MODEL, torch.device("cpu")).strides
+    rows, columns = strides.latent_size(shipped.height, shipped.width)
+    assert (strides.latent_frames(shipped.frames), strides.tokens_per_frame(rows, columns)) == (13, 9 * 16)

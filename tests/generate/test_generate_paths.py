@@ -129,7 +129,8 @@ def test_a_path_that_is_cut_says_so(tmp_path: Path, capsys: pytest.CaptureFixtur
         path = camera_path(config_of(tmp_path / f"{name}.json", fov_deg=90.0, frames=37))
         assert path.count == 37
         said = capsys.readouterr().err
-        told = "lasts 5 s; the clip is its first 3 s; cut off its beginning to drive another part"
+        told = "lasts 5 s; the clip is its first 3 s; cut off its beginning to drive another part; "
+        told += "merope drive makes all of it"
         assert said.splitlines() == [f"merope: {tmp_path / name}.json {told}"]
         camera_path(config_of(tmp_path / f"{name}.json", fov_deg=90.0, frames=61))
         assert capsys.readouterr().err == ""
