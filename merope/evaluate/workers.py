@@ -22,6 +22,7 @@ def _begin_worker(threads: int) -> None:
     leave_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(threads)
+    os.environ["OPENCV_FOR_THREADS_NUM"] = str(threads)  # read when OpenCV is imported, which is later
 
 
 def leave_with_parent() -> None:

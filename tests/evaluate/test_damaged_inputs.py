@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from merope.evaluate.record import Thumbnail
 from merope.evaluate.recover import EstimatorChoice, built
 from merope.evaluate.results import Results
 from merope.evaluate.run import evaluate
+from merope.evaluate.workers import worker_pool
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_video
 from tests.evaluate.clip_files import FRAMES, kinds, write_clip, write_path
@@ -311,6 +313,11 @@ def test_workers_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
     while any(_is_alive(worker) for worker in workers):
         assert time.monotonic() < deadline_s, "workers are left behind"
         time.sleep(0.1)
+
+
+def test_opencv_leaves_the_cores_of_other_workers_alone() -> None:
+    with worker_pool(2) as pool:
+        assert pool.submit(cv2.getNumThreads).result() == max((os.cpu_count() or 1) // 2, 1)
 
 
 def _is_alive(process: int) -> bool:
