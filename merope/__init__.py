@@ -16,6 +16,7 @@ from merope.evaluate.metrics import pose_metrics
 from merope.geometry.cameras import Cameras
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnified, Lens, Pinhole, UnifiedCamera
+from merope.geometry.rigs import Rig
 
 if TYPE_CHECKING:
     from merope.adapters.branch_config import CameraBranchConfig
@@ -65,6 +66,7 @@ __all__ = [
     "MeRoPE",
     "Pinhole",
     "RayFeatures",
+    "Rig",
     "UnifiedCamera",
     "Visibility",
     "attach",

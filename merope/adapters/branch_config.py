@@ -39,6 +39,7 @@ class CameraBranchConfig:
     qk_norm: None (the paper's parameter count leaves no room for one) or "rms".
     carve: for "rerope", channels that the time, row and column band of a head give up; heads of 128 have a default.
     translation_scale: 1 / metres, for encodings that need their translations near 1 (`merope.translation_scale`).
+    across_views: whether the views of a rig see each other in the branch; False takes every view for a clip of its own.
     history: how retrieved references enter: None (they are refused), "sa" (as further frames of all self-attention) or
         "ca" (a cross-attention in every camera block, saved with the branch).
     base_model: name of the base model, for the record; by default where the transformer was loaded from.
@@ -52,6 +53,7 @@ class CameraBranchConfig:
     qk_norm: QKNorm = None
     carve: Bands | None = None
     translation_scale: float = 1.0
+    across_views: bool = True
     history: HistoryPath | None = None
     base_model: str = ""
 
@@ -66,6 +68,8 @@ class CameraBranchConfig:
             if getattr(self, name) is not None and self.integration != integration:
                 expected = f'None but with integration="{integration}"'
                 raise invalid(name, expected, repr(getattr(self, name)), f"{self.integration} has no use for it")
+        if not self.across_views and self.integration != "parallel":
+            raise invalid("across_views", 'True but with integration="parallel"', False, "others see one view anyway")
         self._check_options()
         self._check_history()
 

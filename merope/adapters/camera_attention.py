@@ -103,7 +103,8 @@ class CameraAttention(CameraProcessor):
         condition: CameraCondition,
     ) -> Tensor:  # [B, N, width]
         """What the branch adds to self-attention, in the dtype of hidden."""
-        x = self._computed(hidden)
+        x, views = self._computed(hidden), condition.cameras.views
+        x = x.unflatten(0, (-1, views)).flatten(1, 2)  # all views of a clip see each other
         q, k, v = self.projected(x)
         if condition.gather is not None:
             k, v = condition.gather(k, 2), condition.gather(v, 2)
@@ -114,7 +115,7 @@ class CameraAttention(CameraProcessor):
         else:
             attended = self._attended_under_own_plan(q, k, v, x, condition)
         out: Tensor = self.cam_out(attended.transpose(1, 2).flatten(2))
-        return out.to(hidden.dtype)
+        return out.unflatten(1, (views, -1)).flatten(0, 1).to(hidden.dtype)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attended_under_own_plan(

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 import merope
 from merope.adapters.additive_wan import AdditiveAttention
-from merope.adapters.batching import check_frame_count, check_whole_batch, matched_batch
+from merope.adapters.batching import (
+    check_frame_count,
+    check_whole_batch,
+    clips_of_batch,
+    matched_batch,
+    rig_times,
+    views_as_clips,
+)
 from merope.adapters.branch_config import (
     Blocks,
     CameraBranchConfig,
@@ -58,6 +65,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         qk_norm: QKNorm = None,
         carve: Bands | None = None,
         translation_scale: float = 1.0,
+        across_views: bool = True,
         history: HistoryPath | None = None,
         base_model: str = "",
         pose_convention: str = POSE_CONVENTION,
@@ -147,9 +155,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
 
     def prepare(
         self,
-        cameras: Cameras,  # [V] or [b, V], one per latent frame
+        cameras: Cameras,  # [V] or [b, V], one per latent frame (and view)
         latents: Tensor,  # [B, channels, T, H, W]
-        times: Times | None = None,  # [V] or [b, V] latent frames
+        times: Times | None = None,  # [V] or [b, V] latent frames, of a rig those of its moments
         history: HistoryReferences | None = None,
         sees: Visibility | None = None,
     ) -> CameraCondition:
@@ -157,8 +165,13 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
 
         `attention_kwargs={"cameras": …}` takes the result in place of the cameras. A clip without a batch serves every
         sample. Where a batch of b clips meets B = n·b latents, each clip serves n neighbouring samples, as
-        `num_videos_per_prompt` of diffusers' pipelines lays them out. `sees`: for a model whose frames do not see all.
+        `num_videos_per_prompt` of diffusers' pipelines lays them out. The views of a rig are neighbouring samples, too;
+        the branch attends over all of them. `sees`: for a model whose frames do not see all.
         """
+        if cameras.views > 1:
+            self._check_rig(history, sees)
+            if not self.config["across_views"]:
+                cameras, times = views_as_clips(cameras, times, len(latents))
         if sees is not None:
             self._check_visible(history)
         located = replace(self.located(cameras, latents, times), sees=sees)
@@ -167,6 +180,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
             located = _appended(located, references)
         if self.features is not None:
             features = self.features.features(located.cameras, located.grid)
+            if cameras.views > 1:  # every sample has those of its own view
+                features = features.expand(clips_of_batch(cameras, len(latents)), -1, -1)
+                features = features.unflatten(1, (cameras.views, -1)).flatten(0, 1)
             return replace(located, features=features.to(plan_dtype(latents)))
         assert self.encoding is not None
         if self.encoding.content_channels:  # every block makes its own plan from what it predicts
@@ -190,6 +206,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         """A block of a stream: its cameras are queries, those of the cache and its own are keys."""
         check_causal(self)
         self._check_visible(history)
+        if cameras.views > 1:
+            raise invalid("cameras", "of one view in a stream", f"{cameras.views} views", "stream the views one by one")
         assert self.encoding is not None
         check_frame_count(cameras, latents.shape[2], self.config["latent_stride"])
         own, _ = matched_batch(cameras.to(latents.device), None, latents.shape[0])
@@ -202,6 +220,19 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         plan = self.encoding.plan(located.cameras, located.grid, key=keys, times=located.times, key_times=times)
         located = replace(located, plan=self.ready(plan, latents))
         return located if references is None else self._looking_across(located, references, latents)
+
+    def _check_rig(self, history: HistoryReferences | None, sees: Visibility | None) -> None:
+        """Refuse what a rig's cameras cannot be combined with."""
+        if self.config["integration"] == "rerope":
+            fix = 'make the branch with integration="parallel"'
+            raise invalid("integration", '"parallel" or "additive" for a rig', '"rerope"', fix)
+        for name, given in (
+            ("history", existing(history) is not None),
+            ("a causal model", sees is not None),
+            ("a clip shared by ranks", self.frame_share is not None),
+        ):
+            if given:
+                raise invalid(f"cameras with {name}", "of one view", "a rig", "give the views one by one")
 
     def _check_visible(self, history: HistoryReferences | None) -> None:
         """Refuse what a visibility of the video's own cameras says nothing about."""
@@ -271,9 +302,10 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         """Cameras checked against latents, brought to their device and batch, with their token grid; no plan yet."""
         patch_frames = self.config["base"]["patch_size"][0]
         check_frame_count(cameras, latents.shape[2] // patch_frames, self.config["latent_stride"])
+        clips = clips_of_batch(cameras, latents.shape[0])
         if self.family.doubles_batch:
-            check_whole_batch(cameras, latents.shape[0])
-        cameras, times = matched_batch(cameras.to(latents.device), times, latents.shape[0])
+            check_whole_batch(cameras, clips)
+        cameras, times = matched_batch(cameras.to(latents.device), rig_times(cameras, times), clips)
         if self.in_world:
             cameras = cameras.seen_from(cameras.origin())
         return CameraCondition(cameras, self._grid(latents), times)

@@ -237,7 +237,7 @@ def _check_ready(
     if condition.gather is not None or torch.compiler.is_compiling():  # some frames only; or sizes may be symbols
         return
     references = 0 if condition.appended is None else condition.appended.count
-    made_for = (condition.cameras.count - references, *condition.grid)
+    made_for = (condition.cameras.moments - references, *condition.grid)
     here = tuple(size // step for size, step in zip(latents.shape[2:], patch, strict=True))
     if made_for != here:
         fix = "call branch.prepare(cameras, latents) with latents of this shape"

@@ -100,6 +100,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     lens = cameras.add_mutually_exclusive_group()
     lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
     lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred lens")
+    lens.add_argument("--rig", type=Path, metavar="FILE", help="rig file: all its views go along the path")
     cameras.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
     how = parser.add_argument_group("how")
     how.add_argument("--steps", type=int, default=50, help="denoising steps (50)")
@@ -188,7 +189,7 @@ def require_files(options: argparse.Namespace, *names: str) -> None:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    require_files(options, "--trajectory", "--prefix", "--lens")
+    require_files(options, "--trajectory", *(() if options.rig else ("--prefix",)), "--lens", "--rig")
     from merope.generate.command import generate
     from merope.generate.inputs import GenerateConfig
 
@@ -197,7 +198,8 @@ def _generate(options: argparse.Namespace) -> int:
     fov_deg, reader_options = given.pop("fov"), dict(given.pop("trajectory_option"))
     config = GenerateConfig(**given, height=height, width=width, fov_deg=fov_deg, trajectory_options=reader_options)
     generate(config)
-    print(f"wrote {config.out} with .cameras.json, .birdseye.png and .json beside it")
+    clips = ", ".join(map(str, config.clips()))
+    print(f"wrote {clips} with .cameras.json, .birdseye.png and .json beside it")
     return 0
 
 

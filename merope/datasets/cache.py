@@ -2,7 +2,8 @@
 
     cache.json                   what was cached: model, data, sizes
     clips.jsonl                  one row per clip: id, file, caption, and what the clip was made of
-    latents/<id>.safetensors     "latents" [C, T, H, W]; beside it <id>.json with the poses and the lens
+    latents/<id>.safetensors     "latents" [C, T, H, W]; beside it <id>.json with the poses and the lens. Of a rig
+                                 [views, C, T, H, W]; its further views are <id>.1.json, <id>.2.json, …
     text/<id>.safetensors        "text" [l, D] without its padding and "length" L with it, one file per caption; the
                                  empty prompt is one of them
 
@@ -42,7 +43,8 @@ from merope.formats.stores import exists, fetched, is_remote, read_text, remove
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_tensors, replace_text, replacing
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import stacked
+from merope.geometry.lens_batches import in_row, picked, stacked
+from merope.geometry.lenses import Lens
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +52,19 @@ class CachedClip:
     """A clip as the model sees it."""
 
     name: str
-    latents: Tensor  # [C, T, H, W]
+    latents: Tensor  # [C, T, H, W], of a rig [views, C, T, H, W]
     text: Tensor  # [L, D]
-    trajectory: Trajectory  # of the RGB frames, with their lens
+    trajectory: Trajectory  # of the RGB frames, with their lens; of a rig, those of its first view
+    further: tuple[Trajectory, ...] = ()  # of its other views
+
+    @property
+    def views(self) -> int:
+        return 1 + len(self.further)
+
+    def lens(self) -> Lens:
+        """Of all cameras, view by view."""
+        paths = (self.trajectory, *self.further)
+        return in_row([path.lens for path in paths if path.lens is not None], [path.count for path in paths])
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +72,15 @@ class CachedBatch:
     """B cached clips, as many rows of text as the text encoder gave."""
 
     names: tuple[str, ...]
-    latents: Tensor  # [B, C, T, H, W]
+    latents: Tensor  # [B · views, C, T, H, W]
     text: Tensor  # [B, L, D]
-    cameras: Cameras  # [B, RGB frames]
+    cameras: Cameras  # [B, RGB frames of all views]
 
 
 def write_cache(
     folder: Path,
     source: ClipSource[Clip],
-    encode_frames: Callable[[Tensor], Tensor],  # uint8 [1, T, H, W, 3] -> [1, C, T, H, W]
+    encode_frames: Callable[[Tensor], Tensor],  # uint8 [views, T, H, W, 3] -> [views, C, T, H, W]
     encode_text: Callable[[str], Tensor],  # -> [L, D]
     about: dict[str, Any],  # what decides the content; a cache of something else is not added to
     workers: int = 1,  # threads that read clips while others are encoded
@@ -94,6 +106,8 @@ def write_cache(
         if isinstance(clip, Clip):
             row = {"id": names[index], "file": _key(names[index]), "caption": clip.caption}
             row["made_of"] = source.made_of(index)
+            if clip.views > 1:
+                row["views"] = clip.views
             _write_clip(folder, row, clip, encode_frames, encode_text)
             rows[index] = row
         else:
@@ -134,7 +148,7 @@ class CachedSource(ClipSource[CachedClip]):
         return self.rows[index]["id"]
 
     def trajectory(self, index: int) -> Trajectory:
-        return read(self.folder / "latents" / f"{self.rows[index]['file']}.json", "merope")
+        return read(_path_files(self.folder, self.rows[index])[0], "merope")
 
     def clip(self, index: int) -> CachedClip:
         row = self.rows[index]
@@ -143,6 +157,7 @@ class CachedSource(ClipSource[CachedClip]):
             latents=_tensors(self.folder / "latents" / f"{row['file']}.safetensors")["latents"],
             text=self.text(row["caption"]),
             trajectory=self.trajectory(index),
+            further=tuple(read(file, "merope") for file in _path_files(self.folder, row)[1:]),
         )
 
     def first_readable(self) -> CachedClip:
@@ -189,12 +204,12 @@ def collate_cached(clips: Sequence[CachedClip]) -> CachedBatch:
     shapes = {tuple(clip.latents.shape) for clip in clips}
     if len(shapes) != 1:
         raise invalid("latents of a batch", "of one shape", sorted(shapes), "cache clips of one size and length")
-    lenses = [clip.trajectory.lens for clip in clips if clip.trajectory.lens is not None]
+    poses = [torch.cat([path.world_from_camera for path in (clip.trajectory, *clip.further)]) for clip in clips]
     return CachedBatch(
         names=tuple(clip.name for clip in clips),
-        latents=torch.stack([clip.latents for clip in clips]).float(),
+        latents=torch.stack([clip.latents for clip in clips]).flatten(0, -5).float(),
         text=torch.stack([clip.text for clip in clips]).float(),
-        cameras=Cameras(torch.stack([clip.trajectory.world_from_camera for clip in clips]), stacked(lenses)),
+        cameras=Cameras(torch.stack(poses), stacked([clip.lens() for clip in clips]), views=clips[0].views),
     )
 
 
@@ -241,20 +256,37 @@ def _write_clip(
     assert clip.frames is not None
     place, row_file = folder / "latents" / row["file"], _row_file(folder, row["id"])
     remove(row_file)  # of another clip of this name
-    latents = encode_frames(clip.frames[None])[0].to(torch.bfloat16).contiguous().cpu()
-    replace_tensors(place.with_suffix(".safetensors"), {"latents": latents})
-    path = Trajectory(clip.world_from_camera, clip.is_metric, "merope", clip.timestamps_s, clip.lens, name=row["id"])
-    with replacing(place.with_suffix(".json")) as part:
-        write(path, part)
+    latents = encode_frames(clip.frames.unflatten(0, (clip.views, -1))).to(torch.bfloat16).contiguous().cpu()
+    replace_tensors(place.with_suffix(".safetensors"), {"latents": latents if clip.views > 1 else latents[0]})
+    for file, cameras in zip(_path_files(folder, row), _views(clip), strict=True):
+        poses, lens = cameras.world_from_camera, cameras.lens
+        with replacing(file) as part:
+            write(Trajectory(poses, clip.is_metric, "merope", clip.timestamps_s, lens, name=row["id"]), part)
     _write_text(folder, clip.caption, encode_text)
     replace_text(row_file, json.dumps(row))
+
+
+def _views(clip: Clip) -> list[Cameras]:
+    """The cameras of each view, with the clip's own lens where there is one view."""
+    if clip.views == 1:
+        return [clip.cameras()]
+    count = len(clip.world_from_camera) // clip.views
+    rows = torch.arange(len(clip.world_from_camera)).split(count)
+    return [Cameras(clip.world_from_camera[row], picked(clip.lens, row)) for row in rows]
+
+
+def _path_files(folder: Path, row: dict[str, Any]) -> list[Path]:
+    """The pose file of every view."""
+    further = [f".{view}" for view in range(1, row.get("views", 1))]
+    return [folder / "latents" / f"{row['file']}{view}.json" for view in ("", *further)]
 
 
 def _whole_row(folder: Path, name: str, recipe: Any) -> dict[str, Any] | None:
     """The row of a clip that is cached as it is now, with whole files; None where it must be encoded."""
     try:
         row: dict[str, Any] = json.loads(read_text(_row_file(folder, name)))
-        json.loads(read_text(folder / "latents" / f"{row['file']}.json"))
+        for file in _path_files(folder, row):
+            json.loads(read_text(file))
         is_same = row.get("made_of", recipe) == recipe  # rows of older versions do not say what they were made of
         files = (folder / "latents" / f"{row['file']}.safetensors", _text_file(folder, row["caption"]))
         return row if is_same and all(_is_whole(file) for file in files) else None

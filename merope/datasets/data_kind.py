@@ -29,6 +29,11 @@ class Data:
         return ()
 
     @property
+    def views(self) -> int:
+        """Cameras of every moment, where the section tells: more than one are a rig."""
+        return 1
+
+    @property
     def is_encoded(self) -> bool:
         """Whether all clips come as latents and text, so that no text encoder is needed."""
         return False

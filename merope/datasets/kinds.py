@@ -61,6 +61,10 @@ class MixtureData(FileData):
         return tuple(source.name or source.kind for source in self.sources)
 
     @property
+    def views(self) -> int:
+        return max(source.views for source in self.sources)
+
+    @property
     def is_encoded(self) -> bool:
         return all(source.is_encoded for source in self.sources)
 

@@ -48,8 +48,8 @@ class ClipSource(Protocol[ItemOut]):
     def trajectory(self, index: int) -> Trajectory:
         """The path of a clip under its name, for curation. Sources that need not read its frames do not."""
         clip: Any = self.clip(index)
-        path = f"of {clip.name}"
-        return Trajectory(clip.world_from_camera, clip.is_metric, path, clip.timestamps_s, name=self.name(index))
+        path, first_view = f"of {clip.name}", clip.world_from_camera.unflatten(0, (clip.views, -1))[0]
+        return Trajectory(first_view, clip.is_metric, path, clip.timestamps_s, name=self.name(index))
 
     def made_of(self, index: int) -> Any:
         """What a clip follows from besides its files, as JSON. One that was cached from something else is not it."""
@@ -62,18 +62,18 @@ class ClipSource(Protocol[ItemOut]):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B clips of T frames."""
+    """B clips of T frames, of rigs all views of each."""
 
     names: tuple[str, ...]
-    frames: Tensor  # uint8 [B, T, H, W, 3]
-    cameras: Cameras  # [B, T]
+    frames: Tensor  # uint8 [B, views · T, H, W, 3]
+    cameras: Cameras  # [B, views · T]
     captions: tuple[str, ...]
 
 
 def collate(clips: Sequence[Clip]) -> Batch:
     """Clips of one length, size and kind of lens as a batch."""
     frames = [clip.frames for clip in clips if clip.frames is not None]
-    shapes = {tuple(frame.shape) for frame in frames}
+    shapes = {(clip.views, *frame.shape) for clip, frame in zip(clips, frames, strict=False)}
     if len(frames) != len(clips) or len(shapes) != 1:
         names = ", ".join(clip.name for clip in clips)
         raise invalid(f"frames of {names}", "of one shape", sorted(shapes), "load all clips with one size and length")
@@ -81,7 +81,7 @@ def collate(clips: Sequence[Clip]) -> Batch:
     return Batch(
         names=tuple(clip.name for clip in clips),
         frames=torch.stack(frames),
-        cameras=Cameras(poses, stacked([clip.lens for clip in clips])),
+        cameras=Cameras(poses, stacked([clip.lens for clip in clips]), views=clips[0].views),
         captions=tuple(clip.caption for clip in clips),
     )
 

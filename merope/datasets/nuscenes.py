@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from merope.datasets.clip import Clip
 from merope.datasets.json_stream import stream_objects
@@ -60,6 +61,11 @@ class Window:
     start: int
     count: int
     stride: int
+
+    @property
+    def rows(self) -> NDArray[np.int64]:  # [count]
+        """Of the frame table."""
+        return self.start + self.stride * np.arange(self.count)
 
 
 class NuScenes:
@@ -116,15 +122,13 @@ class NuScenes:
 
     def clip(self, window: Window, height: int, width: int) -> Clip:
         """A window as a clip of the given size; the lens is scaled with the images."""
-        rows = window.start + window.stride * np.arange(window.count)
-        table, scene = self.frames, self.frames.scene[window.start]
-        lens = Pinhole(*table.intrinsics[rows[0]].tolist(), *table.size[rows[0]].tolist())
-        frames = torch.stack([read_image(self.root / name, height, width) for name in table.filename[rows]])
+        rows, table, scene = window.rows, self.frames, self.frames.scene[window.start]
+        frames, poses, lens = self.seen(rows, height, width)
         times_s = torch.from_numpy((table.timestamp_us[rows] - table.timestamp_us[rows[0]]) * 1e-6)
         return Clip(
             name=self.name(window),
-            world_from_camera=torch.from_numpy(table.world_from_camera[rows]),
-            lens=resized(lens, width, height),
+            world_from_camera=poses,
+            lens=lens,
             timestamps_s=times_s,
             fps=FRAME_RATE_HZ / window.stride,
             frames=frames,
@@ -133,9 +137,21 @@ class NuScenes:
             traversal=str(table.log[scene]),
         )
 
+    def seen(
+        self,
+        rows: NDArray[np.int64],  # [T] of the frame table
+        height: int,
+        width: int,
+    ) -> tuple[Tensor, Tensor, Pinhole]:  # uint8 [T, H, W, 3], [T, 4, 4]
+        """Images of the given size, their poses, and the lens, which is scaled with them."""
+        table = self.frames
+        lens = Pinhole(*table.intrinsics[rows[0]].tolist(), *table.size[rows[0]].tolist())
+        frames = torch.stack([read_image(self.root / name, height, width) for name in table.filename[rows]])
+        return frames, torch.from_numpy(table.world_from_camera[rows]), resized(lens, width, height)  # type: ignore[return-value]
+
     def trajectory(self, window: Window) -> Trajectory:
         """The path of a window, named like its clip."""
-        rows = window.start + window.stride * np.arange(window.count)
+        rows = window.rows
         return Trajectory(
             world_from_camera=torch.from_numpy(self.frames.world_from_camera[rows]),
             is_metric=True,

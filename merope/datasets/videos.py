@@ -1,7 +1,7 @@
 """Training clips of your own videos: one line a clip, with a pose file in any format."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,17 +16,20 @@ from merope.formats import read, validate
 from merope.formats.files import json_lines
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_video
-from merope.geometry.lens_batches import picked, resized
+from merope.geometry.lens_batches import in_row, picked, resized
 from merope.geometry.trajectories import time_problem
 
 
 @dataclass(frozen=True)
 class VideoRow:
-    """A clip of a video: frames start, start + stride, … of a file, with the same rows of a pose file."""
+    """A clip of a video: frames start, start + stride, … of a file, with the same rows of a pose file.
+
+    A rig has lists of both, one video and one pose file per view; frames with the same number are of one moment.
+    """
 
     id: str
-    video: str
-    poses: str
+    video: str | list[str]
+    poses: str | list[str]
     start: int = 0
     stride: int = 1
     caption: str = ""
@@ -36,6 +39,19 @@ class VideoRow:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise invalid(f"{name} of {self.id}", f"an int ≥ {least}", repr(value), "repair the row")
+        if type(self.video) is not type(self.poses) or len(self.videos) != len(self.pose_files) or not self.videos:
+            got = f"{self.video!r} and {self.poses!r}"
+            raise invalid(f"video and poses of {self.id}", "one file each, or as many of both", got, "repair the row")
+
+    @property
+    def videos(self) -> list[str]:
+        """Of every view."""
+        return [self.video] if isinstance(self.video, str) else self.video
+
+    @property
+    def pose_files(self) -> list[str]:
+        """Of every view."""
+        return [self.poses] if isinstance(self.poses, str) else self.poses
 
 
 def read_video_rows(file: Path) -> list[VideoRow]:
@@ -78,15 +94,15 @@ class VideoSource(ClipSource[Clip]):
 
     def trajectory(self, index: int) -> Trajectory:
         """The poses of a clip under its id, for curation; the video is not read."""
-        path, chosen = self._rows_of(index)
+        path, chosen = self._rows_of(index, self.rows[index].pose_files[0])
         times_s = None if path.timestamps_s is None else path.timestamps_s[chosen]
         return Trajectory(
             path.world_from_camera[chosen], path.is_metric, path.convention, times_s, name=self.name(index)
         )
 
-    def _rows_of(self, index: int) -> tuple[Trajectory, torch.Tensor]:  # the whole path, rows of the clip [T]
+    def _rows_of(self, index: int, poses: str) -> tuple[Trajectory, torch.Tensor]:  # a whole path, the clip's rows [T]
         row = self.rows[index]
-        path = _trajectory(self.root / row.poses)
+        path = _trajectory(self.root / poses)
         chosen = row.start + row.stride * torch.arange(self.frames)
         if int(chosen[-1]) >= path.count:
             raise invalid(f"poses of {row.id}", f"at least {int(chosen[-1]) + 1}", path.count, "shorten the clip")
@@ -94,12 +110,27 @@ class VideoSource(ClipSource[Clip]):
 
     def clip(self, index: int) -> Clip:
         row = self.rows[index]
-        path, chosen = self._rows_of(index)
+        views = [self._view(index, *files) for files in zip(row.videos, row.pose_files, strict=True)]
+        if len(views) == 1:
+            return views[0]
+        counts = [self.frames] * len(views)
+        return replace(
+            views[0],
+            world_from_camera=torch.cat([view.world_from_camera for view in views]),
+            lens=in_row([view.lens for view in views], counts),
+            frames=torch.cat([view.frames for view in views if view.frames is not None]),
+            views=len(views),
+        )
+
+    def _view(self, index: int, video: str, poses: str) -> Clip:
+        """A clip of one camera."""
+        row = self.rows[index]
+        path, chosen = self._rows_of(index, poses)
         if path.lens is None:
-            raise invalid(f"lens of {row.id}", "in the pose file", "none", f"write intrinsics into {row.poses}")
+            raise invalid(f"lens of {row.id}", "in the pose file", "none", f"write intrinsics into {poses}")
         problem = "no times" if path.timestamps_s is None else time_problem(path.timestamps_s)
         if path.timestamps_s is None or problem is not None:
-            raise invalid(f"times of {row.id}", "increasing timestamps", problem, f"write them into {row.poses}")
+            raise invalid(f"times of {row.id}", "increasing timestamps", problem, f"write them into {poses}")
         times_s = path.timestamps_s[chosen]
         return Clip(
             name=row.id,
@@ -107,7 +138,7 @@ class VideoSource(ClipSource[Clip]):
             lens=resized(picked(path.lens, chosen), self.width, self.height),
             timestamps_s=times_s - times_s[0],
             fps=float(1 / times_s.diff().median()) if self.frames > 1 else 1.0,
-            frames=read_video(self.root / row.video, chosen.tolist(), self.height, self.width),
+            frames=read_video(self.root / video, chosen.tolist(), self.height, self.width),
             caption=row.caption,
             is_metric=path.is_metric,
         )
@@ -118,7 +149,7 @@ class VideoSource(ClipSource[Clip]):
         Files that cannot be read are left to the loader, which names them.
         """
         said = []
-        files = list(dict.fromkeys(row.poses for row in self.rows))
+        files = list(dict.fromkeys(file for row in self.rows for file in row.pose_files))
         for file in files[:: -(-len(files) // most)]:
             try:
                 path = _trajectory(self.root / file)

@@ -57,6 +57,9 @@ class WorldData(Data):
     frame_rate_hz: float = 4.0
     fov_deg: tuple[float, float] = (70.0, 70.0)  # horizontal, drawn uniformly
     xi: tuple[float, float] = (0.0, 0.0)  # mirror parameter of the unified camera model; 0 is a pinhole
+    rig_yaw_deg: tuple[float, ...] = (0.0,)  # where the views of a rig look, right positive
+    rig_fov_deg: tuple[float, ...] = ()  # of each view; fov_deg where it is left out
+    rig_offset_m: float = 0.0  # of each camera from the middle of the rig, in its own direction
     noise_draws: int = 1  # places of a batch that share a rendered clip, each with noise of its own
     keep_renders: Path | None = None  # folder whose clips other runs with the same clips need not make again
     worlds: int | None = None  # clips that are kept in memory; None: every clip is fresh
@@ -76,6 +79,10 @@ class WorldData(Data):
             expected = f"in [1, data.worlds = {self.worlds}]"
             raise invalid("data.first_worlds", expected, self.first_worlds, "training begins with these")
 
+    @property
+    def views(self) -> int:
+        return len(self.rig_yaw_deg)
+
     def mixed_clips(self, prefix_frames: int) -> tuple[WorldSource, WorldSource]:  # to train on, to validate on
         """The worlds that a mixture draws from."""
         clips, count = self.clips(prefix_frames), MIXED_WORLDS if self.worlds is None else self.worlds
@@ -94,4 +101,7 @@ class WorldData(Data):
             prefix_frames=max(prefix_frames, 1),
             fov_deg=self.fov_deg,
             xi=self.xi,
+            rig_yaw_deg=self.rig_yaw_deg,
+            rig_fov_deg=self.rig_fov_deg,
+            rig_offset_m=self.rig_offset_m,
         )

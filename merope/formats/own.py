@@ -68,7 +68,7 @@ def read(path: Path) -> Trajectory:
         is_metric=document["is_metric"],
         convention=document.get("source", "merope: camera-to-world, OpenCV axes"),
         timestamps_s=None if times is None else torch.tensor(times, dtype=torch.float64),
-        lens=_lens(place, document.get("lens")),
+        lens=read_lens(place, document.get("lens")),
         frame_names=None if names is None else tuple(names),
         name=document.get("name", ""),
         time_origin_ns=document.get("time_origin_ns", 0),
@@ -109,7 +109,8 @@ def _column(place: str, frames: list[object], key: str, kind: type[Value]) -> li
     return [kind(value) for value in values]
 
 
-def _lens(place: str, document: object) -> Lens | None:
+def read_lens(place: str, document: object) -> Lens | None:
+    """The lens that a document describes; `place` is where it stands."""
     if document is None:
         return None
     model = entry(f"{place} lens", document, "model")
@@ -137,7 +138,7 @@ def write(trajectory: Trajectory, path: Path) -> None:
         "axes": FIXED["axes"],
         "is_metric": trajectory.is_metric,
         "unit": UNITS[trajectory.is_metric],
-        "lens": _lens_document(trajectory.lens),
+        "lens": lens_document(trajectory.lens),
     }
     if trajectory.time_origin_ns:
         head["time_origin_ns"] = trajectory.time_origin_ns
@@ -153,7 +154,7 @@ def write(trajectory: Trajectory, path: Path) -> None:
     replace_text(path, "{\n" + "".join(lines) + f' "frames": [\n{body}\n ]\n}}\n')
 
 
-def _lens_document(lens: Lens | None) -> dict[str, object] | None:
+def lens_document(lens: Lens | None) -> dict[str, object] | None:
     """Parameters as numbers, or as lists of one number per frame."""
     if lens is None:
         return None

@@ -13,8 +13,9 @@ import torch
 
 from merope import formats
 from merope.errors import invalid
+from merope.formats.rigs import read_rig
 from merope.formats.trajectory import Trajectory
-from merope.geometry.lens_batches import picked, resized
+from merope.geometry.lens_batches import picked, picked_view, resized
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import MOST_FRAMES, resample
 
@@ -31,6 +32,7 @@ class PathSource:
     assume_metric: the path is in metres, whatever its format says.
     lens: a pose file whose lens is taken.
     fov_deg: horizontal field of view of a centred lens, a pinhole, or with xi a unified camera.
+    rig: a rig file, whose views all go along the path; the lens is that of its first view.
     """
 
     file: Path
@@ -44,10 +46,11 @@ class PathSource:
     lens: Path | None = None
     fov_deg: float | None = None
     xi: float = 0.0
+    rig: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.lens is not None and self.fov_deg is not None:
-            raise invalid("lens and fov", "given once", "both", "leave one out")
+        if sum(given is not None for given in (self.lens, self.fov_deg, self.rig)) > 1:
+            raise invalid("lens, fov and rig", "one of them given", "several", "leave the others out")
         if self.xi != 0.0 and self.fov_deg is None:
             raise invalid("xi", "given with a field of view", self.xi, "add --fov DEGREES")
         for name in ("frames", "height", "width"):
@@ -137,6 +140,9 @@ def first_frames(path: Trajectory, count: int) -> Trajectory:
 
 def _calibrated_lens(source: PathSource, trajectory: Trajectory) -> Lens:
     """The lens as it was given, from the option that says most; a field of view is that of the clip's frames."""
+    if source.rig is not None:
+        rig = read_rig(source.rig)
+        return picked_view(rig.lens, rig.views, 0)
     if source.fov_deg is not None:
         return lens_of_fov(source.fov_deg, source.xi, source.width, source.height)
     lens = trajectory.lens if source.lens is None else formats.read(source.lens).lens

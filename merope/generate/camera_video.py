@@ -142,6 +142,7 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
         cameras: of every RGB frame, [num_frames, 4, 4] or [B, num_frames, 4, 4]; for a model with a camera branch.
             Latent frame n takes the camera of RGB frame 4n (n for pixel-space models).
         prefix: clean first frames, uint8 [(B,) T, H, W, 3] or PIL images; with a VAE 4k + 1 of them.
+            A rig's views are neighbouring videos: video b · views + v, with a prefix of its own, is view v of clip b.
         history: retrieved images of the same place, for a branch that was made for them (`merope.HistoryFrames`).
         attention_kwargs: further ones for the transformer, such as {"scale": 0.8} for LoRA, {"sees": …} for a causal
             model (docs/streaming.md).
@@ -155,7 +156,8 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
         self._check(text, cameras, clean_frames, height, width, num_frames, guidance_scale)
         check_choices(output_type, callback_on_step_end_tensor_inputs, self._callback_tensor_inputs)
         check_attention_kwargs(attention_kwargs or {})
-        batch = batch_size(text.count, cameras, clean_frames)
+        views = 1 if cameras is None else cameras.views
+        batch = batch_size(text.count, cameras, clean_frames) * views
         if history is not None:
             branch = attached_branch(self.transformer)
             check_history(history, branch, batch, height, width, self.strides.latent_frames(num_frames))
@@ -165,13 +167,14 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
         self._guidance_scale, self._attention_kwargs = guidance_scale, attention_kwargs
         self._current_timestep, self._interrupt = None, False
         device = self._execution_device
-        embeddings = self._embedded(text, batch, max_sequence_length)
+        embeddings = self._embedded(text, batch // views, max_sequence_length).repeated(views)
         if latents is None:
             latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
         latents = latents.to(device, torch.float32)
         clean = latents[:, :, :0]
         if clean_frames is not None:
-            clean = self.encode_frames(clean_frames).to(device).expand(batch, -1, -1, -1, -1)
+            clean = self.encode_frames(clean_frames).to(device)
+            clean = clean.repeat(batch // len(clean), 1, 1, 1, 1)
         if cameras is not None:
             attention_kwargs = self._with_cameras(attention_kwargs or {}, cameras, latents, history)
 

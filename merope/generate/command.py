@@ -5,7 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +21,9 @@ from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import as_bytes, write_image, write_video
 from merope.formats.writing import replace_text
-from merope.generate.inputs import OUTPUT_SUFFIXES, GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
+from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
 from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import picked_view
 
 if TYPE_CHECKING:
     from merope.generate.camera_video import CameraVideoPipeline
@@ -49,7 +50,7 @@ def generate(config: GenerateConfig) -> Path:
     loaded_s = time.perf_counter()
     frames = _sampled(pipeline, config, path, prefix)
     sampled_s = time.perf_counter()
-    _write_clip(config, path, frames, len(prefix) if prefix is not None else 0)
+    _write_clip(config, path, frames, 0 if prefix is None else prefix.shape[-4])
     seconds = {"load": loaded_s - start_s, "generate": sampled_s - loaded_s, "all": time.perf_counter() - start_s}
     record = config.out.with_suffix(".json")
     replace_text(record, json.dumps(_record(config, path, pipeline, seconds), indent=1, default=str) + "\n")
@@ -65,7 +66,7 @@ def check_machine(config: GenerateConfig) -> None:
     folder = next(parent for parent in config.out.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise invalid("--out", "in a folder that can be written to", str(config.out), f"check {folder}")
-    for made in (config.out.with_suffix(suffix) for suffix in OUTPUT_SUFFIXES):
+    for made in config.outputs():
         if made.is_dir():
             raise invalid("--out", "a name for files", f"{made}, a folder", "choose another name")
 
@@ -78,7 +79,7 @@ def checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
     outline = outline_model(config.model, config.transformer)
     outline.strides.check(config.height, config.width, config.frames, "--frames")
     if config.has_branch:
-        check_branch(config.branch, outline, path_cameras(path))
+        check_branch(config.branch, outline, clip_cameras(config, path))
     _check_text(config, outline.has_text)
     return outline
 
@@ -125,12 +126,12 @@ def _sampled(
     pipeline: "CameraVideoPipeline",
     config: GenerateConfig,
     path: Trajectory,
-    prefix: Tensor | None,  # uint8 [T0, H, W, 3]
-) -> Tensor:  # uint8 [T, H, W, 3]
+    prefix: Tensor | None,  # uint8 [(views,) T0, H, W, 3]
+) -> Tensor:  # uint8 [views, T, H, W, 3]
     output = pipeline(
         prompt=config.prompt,
         negative_prompt=config.negative_prompt,
-        cameras=path_cameras(path) if config.has_branch else None,
+        cameras=clip_cameras(config, path) if config.has_branch else None,
         prefix=prefix,
         height=config.height,
         width=config.width,
@@ -141,8 +142,24 @@ def _sampled(
         output_type="pt",
         return_dict=False,
     )
-    frames: Tensor = output[0][0]  # [T, 3, H, W] in [0, 1]
-    return as_bytes(frames.float().permute(0, 2, 3, 1)).cpu()
+    frames: Tensor = output[0]  # [views, T, 3, H, W] in [0, 1]
+    return as_bytes(frames.float().movedim(2, -1)).cpu()
+
+
+def clip_cameras(config: GenerateConfig, path: Trajectory) -> Cameras:
+    """The cameras of all views along the path."""
+    return path_cameras(path) if config.views is None else config.views.cameras(path.world_from_camera)
+
+
+def _view_paths(config: GenerateConfig, path: Trajectory) -> list[Trajectory]:
+    """The path of every view, with its lens."""
+    rig = config.views
+    if rig is None:
+        return [path]
+    return [
+        replace(path, world_from_camera=path.world_from_camera @ pose, lens=picked_view(rig.lens, rig.views, view))
+        for view, pose in enumerate(rig.rig_from_camera)
+    ]
 
 
 def path_cameras(path: Trajectory) -> Cameras:
@@ -156,18 +173,24 @@ def text_guidance(config: GenerateConfig, has_text: bool) -> float:
     return DEFAULT_GUIDANCE if has_text else 1.0
 
 
-def _write_clip(config: GenerateConfig, path: Trajectory, frames: Tensor, prefix_count: int) -> None:
-    """Video, cameras and bird's-eye view; made aside, so that an interrupted run leaves none of them."""
+def _write_clip(
+    config: GenerateConfig,
+    path: Trajectory,
+    frames: Tensor,  # uint8 [views, T, H, W, 3]
+    prefix_count: int,
+) -> None:
+    """Videos, cameras and bird's-eye view; made aside, so that an interrupted run leaves none of them."""
     out = config.out
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = {"commanded": path.world_from_camera}
     if prefix_count:
         paths["prefix"] = path.world_from_camera[:prefix_count]
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.stem}-") as aside:
-        clip = Path(aside) / out.name
-        write_video(frames, clip, config.fps)
-        formats.write(path, clip.with_suffix(".cameras.json"))
-        write_image(birdseye_image(paths, BIRDSEYE_PX, BIRDSEYE_PX), clip.with_suffix(".birdseye.png"))
+        for clip, view, view_path in zip(config.clips(), frames, _view_paths(config, path), strict=True):
+            write_video(view, Path(aside) / clip.name, config.fps)
+            formats.write(view_path, Path(aside) / clip.with_suffix(".cameras.json").name)
+        birdseye = Path(aside) / out.with_suffix(".birdseye.png").name
+        write_image(birdseye_image(paths, BIRDSEYE_PX, BIRDSEYE_PX), birdseye)
         for made in sorted(Path(aside).iterdir()):
             made.replace(out.parent / made.name)
 

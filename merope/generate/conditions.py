@@ -24,10 +24,10 @@ def check_cameras(cameras: Cameras, height: int, width: int, num_frames: int) ->
     """Refuse cameras that are not those of the clip's RGB frames."""
     if not isinstance(cameras, Cameras):
         raise invalid("cameras", "merope.Cameras", type(cameras).__name__, "pass Cameras(world_from_camera, lens)")
-    if cameras.count != num_frames:
+    if cameras.moments != num_frames:
         shorter = "the trajectory ends before the clip: lengthen it or ask for fewer frames"
-        fix = shorter if cameras.count < num_frames else f"keep the first {num_frames}"
-        raise invalid("cameras", f"{num_frames}, one per RGB frame", cameras.count, fix)
+        fix = shorter if cameras.moments < num_frames else f"keep the first {num_frames}"
+        raise invalid("cameras", f"{num_frames}, one per RGB frame", cameras.moments, fix)
     lens = cameras.lens
     if (lens.height, lens.width) != (height, width):
         fix = f"if the images are scaled, use merope.geometry.lens_batches.resized(lens, {width}, {height})"
@@ -102,14 +102,18 @@ def check_prefix(
 def batch_size(
     prompt_count: int,
     cameras: Cameras | None,
-    prefix: Tensor | None,  # uint8 [B, T, H, W, 3]
+    prefix: Tensor | None,  # uint8 [B · views, T, H, W, 3]
 ) -> int:
-    """Clips to generate: what comes once is shared, all else must come equally often."""
+    """Clips to generate: what comes once is shared, all else must come equally often. A rig is one clip."""
+    views = 1 if cameras is None else cameras.views
     counts = {"prompts": prompt_count}
     if cameras is not None and cameras.world_from_camera.ndim == 4:
         counts["cameras"] = cameras.world_from_camera.shape[0]
     if prefix is not None:
-        counts["prefix"] = prefix.shape[0]
+        if prefix.shape[0] % views:
+            fix = "give the first frames of every view, those of a clip next to each other"
+            raise invalid("prefix", f"one for each of the rig's {views} views", prefix.shape[0], fix)
+        counts["prefix"] = prefix.shape[0] // views
     batch = max(counts.values())
     if any(count not in (1, batch) for count in counts.values()):
         raise invalid("the batch", "one size, or 1 for what all clips share", counts, "pass as many of each")

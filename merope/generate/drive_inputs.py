@@ -113,7 +113,7 @@ def path_of_keys(
 def _read_prefix(clip: GenerateConfig) -> Tensor:  # uint8 [T, H, W, 3]
     assert clip.prefix is not None
     if not clip.prefix.is_dir():
-        return first_video_frames(clip)
+        return first_video_frames(clip, clip.prefix)
     images = sorted(path for path in clip.prefix.iterdir() if path.suffix.lower() in IMAGES)
     if len(images) < clip.prefix_frames:
         expected = f"a folder of at least {clip.prefix_frames} images ({', '.join(IMAGES)}), one per frame"

@@ -3,7 +3,8 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,14 +12,19 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.rigs import read_rig
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_video
 from merope.generate.camera_path import ASPECT_TOLERANCE, PathSource, for_clip, read_metric_path, say
+from merope.geometry.lens_batches import resized
+from merope.geometry.rigs import Rig
 
 if TYPE_CHECKING:
     from merope.generate.preflight import ModelOutline
 
-OUTPUT_SUFFIXES = (".mp4", ".cameras.json", ".birdseye.png", ".json")
+CLIP_SUFFIXES = (".mp4", ".cameras.json")  # of every view
+OTHER_SUFFIXES = (".birdseye.png", ".json")
+VIEW = "{view}"
 NO_BRANCH = "none"  # as in a training config
 
 
@@ -31,6 +37,8 @@ class GenerateConfig:
     trajectory: a pose file or folder (docs/formats.md), whose first pose is that of the first frame.
     lens: a pose file whose lens is taken.
     fov_deg: horizontal field of view of a centred lens, a pinhole, or with xi a unified camera.
+    rig: a rig file (docs/formats.md): every view goes along the path, and has files and a prefix of its own, whose name
+        has {view} in the place of the view's.
     guidance, dtype, device: None for what suits the model and the machine.
     """
 
@@ -45,6 +53,7 @@ class GenerateConfig:
     lens: Path | None = None
     fov_deg: float | None = None
     xi: float = 0.0
+    rig: Path | None = None
     prefix: Path | None = None
     prefix_frames: int = 9
     prompt: str | None = None
@@ -70,6 +79,8 @@ class GenerateConfig:
             raise invalid("steps", "at least 1", self.steps, "the default is 50")
         if self.guidance is not None and not math.isfinite(self.guidance):
             raise invalid("guidance", "finite", self.guidance, "5 is the default, 1 is none")
+        if self.rig is not None and not self.has_branch:
+            raise invalid("rig", "left out for a model without cameras", str(self.rig), "generate the views one by one")
         self.path_source()  # which checks what it is made of
         self._check_outputs()
 
@@ -87,15 +98,43 @@ class GenerateConfig:
             lens=self.lens,
             fov_deg=self.fov_deg,
             xi=self.xi,
+            rig=self.rig,
         )
 
     def _check_outputs(self) -> None:
         """Refuse a name for the clip under which one of its files would replace an input."""
-        inputs = {path.resolve() for path in (self.trajectory, self.lens, self.prefix) if path is not None}
-        for suffix in OUTPUT_SUFFIXES:
-            path = self.out.with_suffix(suffix)
+        given = (self.trajectory, self.lens, self.rig, *self.prefixes())
+        inputs = {path.resolve() for path in given if path is not None}
+        for path in self.outputs():
             if path.resolve() in inputs:
                 raise invalid("out", "a clip whose files replace no input", f"{path}, an input", "choose another name")
+
+    @cached_property
+    def views(self) -> Rig | None:
+        """The rig with lenses for the clip's size."""
+        if self.rig is None:
+            return None
+        rig = read_rig(self.rig)
+        if self.prefix is not None and rig.views > 1 and VIEW not in str(self.prefix):
+            fix = f"name one video per view, such as first-{VIEW}.mp4"
+            raise invalid("prefix", f"a name with {VIEW} for a rig", str(self.prefix), fix)
+        return replace(rig, lens=resized(rig.lens, self.width, self.height))
+
+    def prefixes(self) -> list[Path]:
+        """The video that each view continues, if any."""
+        if self.prefix is None:
+            return []
+        names = ("",) if self.views is None else self.views.names
+        return [Path(str(self.prefix).replace(VIEW, name)) for name in names]
+
+    def clips(self) -> list[Path]:
+        """The video of every view."""
+        return [self.out] if self.views is None else [self.out.with_suffix(f".{name}.mp4") for name in self.views.names]
+
+    def outputs(self) -> list[Path]:
+        """All files that a run writes."""
+        of_clips = [clip.with_suffix(suffix) for clip in self.clips() for suffix in CLIP_SUFFIXES]
+        return [*of_clips, *(self.out.with_suffix(suffix) for suffix in OTHER_SUFFIXES)]
 
     @property
     def has_branch(self) -> bool:
@@ -131,28 +170,28 @@ def camera_path(config: GenerateConfig) -> Trajectory:
     """The clip's cameras, one per frame, in metres, with the lens of the clip's size."""
     source = config.path_source()
     trajectory = read_metric_path(source)
-    if config.prefix is not None:
-        compare_prefix_and_lens(config.prefix, trajectory)
+    for prefix in config.prefixes():
+        compare_prefix_and_lens(prefix, trajectory)
     return for_clip(source, trajectory)
 
 
-def read_prefix(config: GenerateConfig, outline: "ModelOutline") -> Tensor:  # uint8 [T, H, W, 3]
-    """The clean first frames, taken from the video at the clip's frame rate and scaled to its size."""
+def read_prefix(config: GenerateConfig, outline: "ModelOutline") -> Tensor:  # uint8 [(views,) T, H, W, 3]
+    """The clean first frames, taken from the videos at the clip's frame rate and scaled to its size."""
     from merope.generate.conditions import check_prefix_count
 
     check_prefix_count(config.prefix_frames, outline.strides, config.frames)
-    return first_video_frames(config)
+    frames = [first_video_frames(config, prefix) for prefix in config.prefixes()]
+    return frames[0] if config.views is None else torch.stack(frames)
 
 
-def first_video_frames(config: GenerateConfig) -> Tensor:  # uint8 [T, H, W, 3]
-    """As many frames of the prefix as the config says, at its rate and size."""
-    assert config.prefix is not None
-    rate_hz, _, _ = _rate_and_size(config.prefix)
+def first_video_frames(config: GenerateConfig, video: Path) -> Tensor:  # uint8 [T, H, W, 3]
+    """As many frames of a video as the config says, at its rate and size."""
+    rate_hz, _, _ = _rate_and_size(video)
     if config.fps > rate_hz * 1.01:
         fix = f"pass --fps {rate_hz:g}, or a video of that rate"
-        raise invalid(str(config.prefix), f"at least {config.fps:g} frames per second", f"{rate_hz:g}", fix)
+        raise invalid(str(video), f"at least {config.fps:g} frames per second", f"{rate_hz:g}", fix)
     indices = [round(k * max(rate_hz / config.fps, 1.0)) for k in range(config.prefix_frames)]
-    return read_video(config.prefix, indices, config.height, config.width)
+    return read_video(video, indices, config.height, config.width)
 
 
 def compare_prefix_and_lens(video: Path, trajectory: Trajectory) -> None:

@@ -14,6 +14,12 @@ class Embeddings:
     positive: Tensor  # [B, L, text_dim]
     negative: Tensor | None = None  # [B, L, text_dim]
 
+    def repeated(self, views: int) -> "Embeddings":
+        """Those of every clip for each of its views."""
+        both = [None if x is None else x.repeat_interleave(views, dim=0) for x in (self.positive, self.negative)]
+        assert both[0] is not None
+        return Embeddings(both[0], both[1])
+
 
 @dataclass(frozen=True)
 class Text:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.lens_batches import joined, picked, repeated, require_lens
+from merope.geometry.lens_batches import joined, picked, regrouped, repeated, require_lens
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid, check_shape, relative
 from merope.geometry.rays import patch_rays
@@ -26,6 +26,9 @@ class Cameras:
     shared by all cameras or carries one set of parameters per camera (batch_shape [V] or [B, V]). Cameras with
     `has_pose` False keep their tokens, but these act as tokens without a camera; their matrices are not read.
 
+    A rig has several `views` of every moment. Its V cameras stand view by view: all moments of the first view, then all
+    of the second. Cameras of one moment share a time. `merope.Rig` makes such cameras.
+
     `given_dtype` says how coarsely the poses are rounded. Change cameras by making them anew from the original poses:
     `dataclasses.replace` hands on the float64 copy, and both dtypes are then float64.
     """
@@ -34,6 +37,7 @@ class Cameras:
     lens: Lens
     has_pose: Tensor | None = None  # bool [V] or [B, V]
     plan_dtype: InitVar[torch.dtype | None] = None
+    views: int = 1  # cameras of every moment
     dtype: torch.dtype = field(init=False)
     given_dtype: torch.dtype = field(init=False)
 
@@ -51,6 +55,9 @@ class Cameras:
         if self.dtype not in (torch.float32, torch.float64):
             raise invalid("plan_dtype", "torch.float32 or torch.float64", plan_dtype, "half precision is too coarse")
         self._check_lens()
+        if not isinstance(self.views, int) or self.views < 1 or self.count % self.views:
+            fix = "give every view as many poses, view after view"
+            raise invalid("views", f"a divisor of the {self.count} cameras", repr(self.views), fix)
 
     @staticmethod
     def _without_unknown(poses: Tensor, has_pose: Tensor) -> Tensor:
@@ -81,6 +88,11 @@ class Cameras:
         return self.world_from_camera.shape[-3]
 
     @property
+    def moments(self) -> int:
+        """Cameras of each view: their number, but for a rig."""
+        return self.count // self.views
+
+    @property
     def device(self) -> torch.device:
         return self.world_from_camera.device
 
@@ -94,12 +106,23 @@ class Cameras:
             world_from_camera=self.world_from_camera.to(device), lens=self.lens.to(device), has_pose=has_pose
         )
 
-    def at(self, cameras: slice) -> Self:
-        """Some of every clip's cameras."""
+    def at(self, moments: slice) -> Self:
+        """Some of every clip's cameras; of a rig, the same moments of every view."""
+        poses = self.world_from_camera.unflatten(-3, (self.views, -1))[..., moments, :, :].flatten(-4, -3)
+        flags = (
+            None if self.has_pose is None else self.has_pose.unflatten(-1, (self.views, -1))[..., moments].flatten(-2)
+        )
+        chosen = torch.arange(self.count).unflatten(0, (self.views, -1))[:, moments].flatten()
+        return self._with(world_from_camera=poses, lens=picked(self.lens, chosen), has_pose=flags)
+
+    def by_view(self) -> Self:  # [(B,) V] -> [B · views, moments]
+        """Every view of a rig as a clip of its own, the views of a clip next to each other."""
+        shape = (-1, self.moments)
         return self._with(
-            world_from_camera=self.world_from_camera[..., cameras, :, :],
-            lens=picked(self.lens, torch.arange(self.count)[cameras]),
-            has_pose=None if self.has_pose is None else self.has_pose[..., cameras],
+            world_from_camera=self.world_from_camera.reshape(*shape, 4, 4),
+            lens=regrouped(self.lens, self.world_from_camera.shape[:-2], shape),
+            has_pose=None if self.has_pose is None else self.has_pose.reshape(shape),
+            views=1,
         )
 
     def joined(self, other: "Cameras") -> Self:  # [(B,) V], [(B,) R] -> [(B,) V + R]
@@ -108,6 +131,9 @@ class Cameras:
         Plans are made in the finer of the two dtypes; the poses count as rounded as coarsely as the coarser ones.
         """
         both = (self, other)
+        if any(c.views > 1 for c in both):
+            got = f"{self.views} and {other.views} views"
+            raise invalid("cameras", "of one view, to be joined with others", got, "join the views one by one")
         lead = torch.broadcast_shapes(*(c.world_from_camera.shape[:-3] for c in both))
         has_pose = None
         if any(c.has_pose is not None for c in both):
@@ -119,6 +145,13 @@ class Cameras:
             dtype=torch.promote_types(self.dtype, other.dtype),
             given_dtype=max((c.given_dtype for c in both), key=lambda dtype: torch.finfo(dtype).eps),
         )
+
+    def batched(self) -> Self:  # [(B,) V] -> [B, V]
+        """A clip without a batch as a batch of one."""
+        if self.world_from_camera.ndim == 4:
+            return self
+        flags = None if self.has_pose is None else self.has_pose[None]
+        return self._with(world_from_camera=self.world_from_camera[None], has_pose=flags)
 
     def repeated(self, copies: int) -> Self:  # [b, V] -> [b · copies, V]
         """Every clip of a batch `copies` times in a row."""
@@ -139,7 +172,7 @@ class Cameras:
         """`has_pose`, also where it was not given."""
         return self.world_from_camera.new_ones(self.count).bool() if self.has_pose is None else self.has_pose
 
-    def _with(self, **parts: Tensor | Lens | torch.dtype | None) -> Self:
+    def _with(self, **parts: Tensor | Lens | torch.dtype | int | None) -> Self:
         """A copy with other parts, which are not checked again. It remembers in what precision the poses came."""
         changed = copy.copy(self)
         for name, part in parts.items():

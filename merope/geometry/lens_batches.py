@@ -1,4 +1,4 @@
-"""Lenses made from given ones: picked from a clip, joined, stacked to a batch, repeated in it, scaled with images."""
+"""Lenses made from given ones: picked from a clip, joined, stacked to a batch, regrouped in it, scaled with images."""
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -40,6 +40,12 @@ def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
     return replace(lens, **{name: value[..., index.to(value.device)] for name, value in values.items()})  # type: ignore[type-var]
 
 
+def picked_view(lens: Lens, views: int, view: int) -> Lens:  # [V] -> []
+    """The lens of one camera of a rig."""
+    values = {name: value.expand(views)[view] for name, value in parameters(lens).items()}
+    return replace(lens, **values)  # type: ignore[type-var]
+
+
 def stacked(lenses: Sequence[Lens]) -> Lens:
     """One lens with parameters [B, 1] (or [B, T]) from B lenses of one kind and size."""
     first = lenses[0]
@@ -69,12 +75,28 @@ def joined(first: Lens, count: int, second: Lens, other_count: int) -> Lens:  # 
     return replace(first, **values)  # type: ignore[type-var]
 
 
+def in_row(lenses: Sequence[Lens], counts: Sequence[int]) -> Lens:  # [(B,) sum of counts]
+    """The lenses of several groups of cameras, one group behind the other."""
+    row, so_far = lenses[0], counts[0]
+    for lens, count in zip(lenses[1:], counts[1:], strict=True):
+        row, so_far = joined(row, so_far, lens, count), so_far + count
+    return row
+
+
 def repeated(lens: Lens, copies: int) -> Lens:  # [b, V] -> [b · copies, V]
     """The lenses of every clip `copies` times in a row; lenses that all clips share stay as they are."""
     if len(lens.batch_shape) < 2 or lens.batch_shape[0] == 1:
         return lens
     values = {name: value.expand(lens.batch_shape) for name, value in parameters(lens).items()}
     return replace(lens, **{name: value.repeat_interleave(copies, dim=0) for name, value in values.items()})  # type: ignore[type-var]
+
+
+def regrouped(lens: Lens, cameras: torch.Size, shape: tuple[int, ...]) -> Lens:
+    """The lenses of as many cameras in another shape; one that all cameras share stays as it is."""
+    if not lens.batch_shape:
+        return lens
+    values = {name: value.expand(cameras).reshape(shape) for name, value in parameters(lens).items()}
+    return replace(lens, **values)  # type: ignore[type-var]
 
 
 def resized(lens: Lens, width: int, height: int) -> Lens:

@@ -19,6 +19,9 @@ from merope.train.model import build_model
 SAMPLING = {field.name for field in fields(FileData)} - {"kind"}
 """Settings of the data that do not change what a clip holds."""
 
+NEWER = {"cameras": ("CAM_FRONT",)}
+"""Settings that caches of older versions do not name, and what they were made with."""
+
 
 def of_source(config: TrainConfig, name: str) -> TrainConfig:
     """The config with one source of its mixture as all its data."""
@@ -51,6 +54,7 @@ def cache_clips(
 
 def contents(config: TrainConfig, part: str) -> dict[str, Any]:
     """What decides the files of a cache, as JSON."""
-    data = {name: value for name, value in asdict(config.data).items() if name not in SAMPLING}
+    named = {name: value for name, value in asdict(config.data).items() if name not in SAMPLING}
+    data = {name: value for name, value in named.items() if name not in NEWER or value != NEWER[name]}
     plain: dict[str, Any] = json.loads(json.dumps(data, default=str))
     return {"model": config.model.pretrained, "clips": part, "data": plain}

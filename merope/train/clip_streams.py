@@ -22,6 +22,7 @@ from merope.train.config import RunSection, TrainConfig
 from merope.train.model import Model
 from merope.train.objective import VALIDATION, history_generator
 from merope.train.streams import Examples, Share
+from merope.world.clips import by_view
 
 LOG = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class FrameEncoder:
         return Examples(
             names=batch.names,
             places=places,
-            clean=self.model.pipeline.encode_frames(batch.frames).to(self.model.device),
+            clean=self.model.pipeline.encode_frames(by_view(batch.frames, batch.cameras.views)).to(self.model.device),
             text=torch.stack([self.text(caption) for caption in batch.captions]),
             no_text=self.text(""),
             cameras=batch.cameras.to(self.model.device),
@@ -256,7 +257,7 @@ def check_cache(config: TrainConfig, model: Model, source: CachedSource, like: C
     frames = strides.latent_frames(path.count)
     latents = (sizes["in_channels"], frames, *strides.latent_size(lens.height, lens.width))
     for name, expected, got in (
-        ("latents", latents, tuple(clip.latents.shape)),
+        ("latents", latents, tuple(clip.latents.shape[-4:])),
         ("text", (sizes["text_dim"],), tuple(clip.text.shape[1:])),
     ):
         if got != expected:

@@ -175,6 +175,8 @@ class TrainConfig:
         self._check_history()
         if self.objective.causal_block_frames is not None:
             self._check_causal()
+        if self.data.views > 1:
+            self._check_rig()
 
     def _check_causal(self) -> None:
         """Refuse what needs all frames of a clip at once."""
@@ -184,6 +186,17 @@ class TrainConfig:
             raise invalid(f"[history] {name}", "left out", "given", fix)
         if self.parallel.context != 1:
             raise invalid(f"parallel.context {name}", "1", self.parallel.context, "share clips with parallel.shard")
+
+    def _check_rig(self) -> None:
+        """Refuse what takes clips of one view."""
+        given = {
+            "objective.causal_block_frames": self.objective.causal_block_frames is not None,
+            "[history]": self.history is not None,
+            "parallel.context": self.parallel.context != 1,
+            'branch.integration = "rerope"': self.branch != "none" and self.branch.integration == "rerope",
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise invalid(f"{name} with a rig of {self.data.views} views", "left out", "given", "train one view")
 
     def _check_history(self) -> None:
         path = None if self.branch == "none" else self.branch.history

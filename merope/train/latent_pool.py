@@ -16,7 +16,7 @@ from torch import Tensor
 from merope.draw.progress import ProgressLine
 from merope.train.clip_pool import RENDERED_AT_ONCE, Growth
 from merope.train.streams import Examples, WorldStream
-from merope.world.clips import HELD_OUT_SEEDS, WorldClips
+from merope.world.clips import HELD_OUT_SEEDS, WorldClips, by_view
 from merope.world.kept_renders import KeptRenders
 
 KEPT_AS = torch.float16
@@ -35,7 +35,7 @@ class LatentPool:
         kept: KeptRenders | None = None,
     ) -> None:
         self.clips, self.size, self.encode, self.device, self.kept = clips, size, encode, device, kept
-        self.poses = torch.empty(size, clips.frames, 4, 4, dtype=torch.float64, device=device)
+        self.poses = torch.empty(size, clips.views * clips.frames, 4, 4, dtype=torch.float64, device=device)
         self.latents = torch.empty(0)
         self.made = 0
 
@@ -59,24 +59,27 @@ class LatentPool:
             self.made = places.stop
             line.show(min(self.made, count))
 
-    def _make(self, numbers: range) -> tuple[Tensor, Tensor]:  # [B, C, T', H', W'], [B, T, 4, 4]
+    def _make(self, numbers: range) -> tuple[Tensor, Tensor]:  # [B, views, C, T', H', W'], [B, views · T, 4, 4]
         seeds = [self.seed(number) for number in numbers]
         cameras = self.clips.cameras(seeds, self.device)
 
         def made() -> Tensor:
-            return self.encode(self.clips.pictures(seeds, cameras)).to(KEPT_AS)
+            frames = by_view(self.clips.pictures(seeds, cameras), cameras.views)
+            return self.encode(frames).unflatten(0, (-1, cameras.views)).to(KEPT_AS)
 
         latents = made() if self.kept is None else self.kept.clips(self.clips, seeds, made)
         return latents, cameras.world_from_camera
 
-    def _memory(self, shape: torch.Size) -> Tensor:  # [size, C, T', H', W']
+    def _memory(self, shape: torch.Size) -> Tensor:  # [size, views, C, T', H', W']
         """On the GPU if that leaves half of what is free, else in pinned memory of the CPU."""
         is_gpu, wanted = self.device.type == "cuda", self.size * shape.numel() * KEPT_AS.itemsize
         if is_gpu and wanted > torch.cuda.mem_get_info(self.device)[0] // 2:
             return torch.empty(self.size, *shape, dtype=KEPT_AS, pin_memory=True)
         return torch.empty(self.size, *shape, dtype=KEPT_AS, device=self.device)
 
-    def drawn(self, numbers: list[int]) -> tuple[Tensor, Tensor]:  # float32 [B, C, T', H', W'], [B, T, 4, 4]
+    def drawn(
+        self, numbers: list[int]
+    ) -> tuple[Tensor, Tensor]:  # float32 [B, views, C, T', H', W'], [B, views · T, 4, 4]
         """Some clips and their poses."""
         latents = self.latents[torch.tensor(numbers, device=self.latents.device)]
         poses = self.poses[torch.tensor(numbers, device=self.device)]

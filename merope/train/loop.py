@@ -167,9 +167,11 @@ def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int
     """The flow-matching loss of every clip of a micro-batch."""
     generators = [clip_generator(config.run.seed, step, place, examples.clean.device) for place in examples.places]
     noised = add_noise(examples.clean, model.prefix, _objective(config, examples, step), generators)
-    text = torch.where(noised.drop_text[:, None, None], examples.no_text, examples.text)
+    views = examples.cameras.views
+    text = torch.where(noised.drop_text[:, None, None], examples.no_text, examples.text.repeat_interleave(views, 0))
     prediction = model.predicted(noised, text, examples.cameras, examples.history)
-    return loss_per_clip(prediction, noised, model.own_frames(prediction.shape[2]))
+    per_view = loss_per_clip(prediction, noised, model.own_frames(prediction.shape[2]))
+    return per_view.unflatten(0, (-1, views)).mean(1)
 
 
 def _objective(config: TrainConfig, examples: Examples, step: int) -> ObjectiveSection:

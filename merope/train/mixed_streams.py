@@ -50,11 +50,12 @@ class WorldEncoder:
         cameras = clips_like.cameras([seed], self.frames.model.device)
         drawn = Clip(
             name=f"world {seed}",
-            world_from_camera=clips_like.path(seed),
-            lens=clips_like.lens(seed),
+            world_from_camera=cameras.world_from_camera[0].cpu(),
+            lens=clips_like.rig(seed).lenses(clips_like.frames),
             timestamps_s=torch.arange(clips_like.frames, dtype=torch.float64) / clips_like.frame_rate_hz,
             fps=clips_like.frame_rate_hz,
             frames=clips_like.pictures([seed], cameras)[0].cpu(),
+            views=clips_like.views,
         )
         return self.frames.collate([drawn])
 
@@ -90,7 +91,7 @@ def _joined(parts: Sequence[Examples]) -> Examples:
         clean=torch.cat([part.clean for part in parts]),
         text=torch.cat([part.text for part in parts]),
         no_text=parts[0].no_text,
-        cameras=Cameras(poses, lenses),
+        cameras=Cameras(poses, lenses, views=cameras[0].views),
         sources=tuple(source for part in parts for source in part.sources),
     )
 
@@ -158,7 +159,7 @@ def _encoder(config: TrainConfig, model: Model, source: ClipSource[Any]) -> Enco
 class Likeness:
     """What clips must share to be mixed, seen on one of them."""
 
-    size: tuple[int, int, int]  # frames, height, width
+    size: tuple[int, int, int, int]  # views, frames, height, width
     frame_rate_hz: float
     scale: str
     lens: str
@@ -175,7 +176,7 @@ def check_alike(data: MixtureData, source: MixedSource, micro_batch: int) -> Non
         fix = 'scale all to metres, or set data.may_differ = ["scale"]: the model then learns no metres'
         _compare("scale", {name: one.scale for name, one in seen.items()}, fix)
     fix = "give all the same frames, height and width"
-    _compare("frames × height × width", {name: "×".join(map(str, one.size)) for name, one in seen.items()}, fix)
+    _compare("views × frames × height × width", {name: "×".join(map(str, one.size)) for name, one in seen.items()}, fix)
     if micro_batch > 1:
         fix = "set run.micro_batch = 1, which leaves the run what it is"
         _compare("lens within a batch", {name: one.lens for name, one in seen.items()}, fix)
@@ -197,12 +198,13 @@ def likeness(clip: Any) -> Likeness:
         clip = clip.clip
     if isinstance(clip, UndrawnClip):
         like = clip.clips
-        size = (like.frames, like.height, like.width)
+        size = (like.views, like.frames, like.height, like.width)
         return Likeness(size, like.frame_rate_hz, "metres", type(like.lens(clip.seed)).__name__)
     path: Any = clip.trajectory if isinstance(clip, CachedClip) else clip
     steps_s = path.timestamps_s.diff()
     rate_hz = 1.0 / float(steps_s.median()) if isinstance(clip, CachedClip) else clip.fps
-    size = (len(path.world_from_camera), path.lens.height, path.lens.width)
+    frames = len(path.world_from_camera) // (1 if isinstance(clip, CachedClip) else clip.views)
+    size = (clip.views, frames, path.lens.height, path.lens.width)
     return Likeness(size, rate_hz, "metres" if path.is_metric else "an arbitrary one", kind(path.lens).split()[0])
 
 

@@ -27,12 +27,12 @@ HISTORY_DRAWS = 1 << 40
 class Noised:
     """Clips on their way between data and noise."""
 
-    clean: Tensor  # [B, C, T, H, W]
-    latents: Tensor  # [B, C, T, H, W]
-    target: Tensor  # [B, C, T, H, W]
-    generated: Tensor  # bool [B, T], frames that carry noise and loss
-    sigma: Tensor  # [B, T], 0 on clean frames
-    drop_text: Tensor  # bool [B]
+    clean: Tensor  # [B · views, C, T, H, W]
+    latents: Tensor  # [B · views, C, T, H, W]
+    target: Tensor  # [B · views, C, T, H, W]
+    generated: Tensor  # bool [B · views, T], frames that carry noise and loss
+    sigma: Tensor  # [B · views, T], 0 on clean frames
+    drop_text: Tensor  # bool [B · views]
 
 
 def clip_generator(seed: int, step: int, draw: int, device: torch.device) -> torch.Generator:
@@ -52,17 +52,18 @@ def shifted(uniform: Tensor, shift: float) -> Tensor:
 
 
 def add_noise(
-    clean: Tensor,  # [B, C, T, H, W]
+    clean: Tensor,  # [B · views, C, T, H, W]
     prefix: int,  # clean latent frames
     objective: ObjectiveSection,
     generators: list[torch.Generator],  # [B]
 ) -> Noised:
-    """Draw noise levels, dropouts and noise of every clip from its own generator."""
-    device, frames = clean.device, clean.shape[2]
+    """Draw noise levels, dropouts and noise of every clip from its own generator. Views share all but the noise."""
+    device, frames, views = clean.device, clean.shape[2], len(clean) // len(generators)
     block = objective.causal_block_frames or frames
     draws = 2 + -(-frames // block)  # level of the first block, two dropouts, levels of the other blocks
     dice = torch.stack([torch.rand(draws, generator=generator, device=device) for generator in generators])
-    noise = torch.stack([torch.randn(clean.shape[1:], generator=g, device=device) for g in generators]).to(clean.dtype)
+    dice, shape = dice.repeat_interleave(views, dim=0), (views, *clean.shape[1:])
+    noise = torch.cat([torch.randn(shape, generator=g, device=device) for g in generators]).to(clean.dtype)
     levels = shifted(torch.cat((dice[:, :1], dice[:, 3:]), dim=1), objective.shift)  # [B, blocks]
     keeps_prefix = dice[:, 1] >= objective.prefix_dropout
     is_prefix = torch.arange(frames, device=device) < prefix

@@ -34,35 +34,35 @@ def write_sample(
 ) -> None:
     """Generate a clip from its prefix and cameras; all ranks take part, one writes."""
     pipeline = model.pipeline
-    true = video_bytes(pipeline.decode_latents(examples.clean))[0]
+    true = video_bytes(pipeline.decode_latents(examples.clean))
     pipeline.transformer.eval()
     pipeline.set_progress_bar_config(disable=True)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=model.precision == "bf16"):
         latents = generated_latents(model, examples, true, steps)
     pipeline.transformer.train()
-    video = video_bytes(pipeline.decode_latents(latents))[0]
+    video = video_bytes(pipeline.decode_latents(latents))
     if write:
-        path = examples.cameras.world_from_camera[0].cpu()
-        write_video(side_by_side(true.cpu(), video.cpu(), path), file, SAMPLE_FPS)
+        path = examples.cameras.world_from_camera[0, : examples.cameras.moments].cpu()
+        write_video(side_by_side(_in_column(true.cpu()), _in_column(video.cpu()), path), file, SAMPLE_FPS)
 
 
 def generated_latents(
     model: Model,
     examples: Examples,  # one clip
-    true: Tensor,  # uint8 [T, H, W, 3]
+    true: Tensor,  # uint8 [views, T, H, W, 3]
     steps: int,
-) -> Tensor:  # [1, C, T_latent, h, w]
+) -> Tensor:  # [views, C, T_latent, h, w]
     """What the model makes of a clip's prefix, cameras and text, always from the same noise."""
     if model.causal_block_frames is not None:
-        return streamed_latents(model, examples, true, steps)
+        return streamed_latents(model, examples, true[0], steps)
     return model.pipeline(
         prompt_embeds=examples.text,
         cameras=examples.cameras if model.has_branch else None,
-        prefix=true[: model.prefix_frames] if model.prefix_frames else None,
+        prefix=true[:, : model.prefix_frames] if model.prefix_frames else None,
         history=examples.history,
-        height=true.shape[1],
-        width=true.shape[2],
-        num_frames=true.shape[0],
+        height=true.shape[2],
+        width=true.shape[3],
+        num_frames=true.shape[1],
         num_inference_steps=steps,
         guidance_scale=1.0,
         generator=torch.Generator(model.device).manual_seed(0),
@@ -107,7 +107,11 @@ def only_clip(cameras: Cameras) -> Cameras:  # [1, T] -> [T]
     if len(lens.batch_shape) == 2:
         values = {name: value.expand(lens.batch_shape)[0] for name, value in parameters(lens).items()}
         lens = replace(lens, **values)  # type: ignore[type-var]
-    return Cameras(cameras.world_from_camera[0], lens, plan_dtype=cameras.dtype)
+    return Cameras(cameras.world_from_camera[0], lens, plan_dtype=cameras.dtype, views=cameras.views)
+
+
+def _in_column(views: Tensor) -> Tensor:  # [views, T, H, W, 3] -> [T, views · H, W, 3]
+    return torch.cat(list(views), dim=1)
 
 
 def side_by_side(

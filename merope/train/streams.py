@@ -17,7 +17,7 @@ from merope.adapters.history import HistoryReferences
 from merope.geometry.cameras import Cameras
 from merope.train.config import HistorySection
 from merope.train.objective import VALIDATION, history_generator
-from merope.world.clips import HELD_OUT_SEEDS, SEEDS, WorldClips, as_video
+from merope.world.clips import HELD_OUT_SEEDS, SEEDS, WorldClips, as_video, by_view
 from merope.world.kept_renders import KeptRenders
 from merope.world.revisits import retrieve_revisits
 
@@ -32,10 +32,10 @@ class Examples:
 
     names: tuple[str, ...]
     places: tuple[int, ...]  # in the global batch of the step
-    clean: Tensor  # [B, C, T, H, W] latents, or pixels in [−1, 1]
+    clean: Tensor  # [B · views, C, T, H, W] latents, or pixels in [−1, 1]
     text: Tensor  # [B, L, D]
     no_text: Tensor  # [L, D], the empty prompt
-    cameras: Cameras  # [B, RGB frames]
+    cameras: Cameras  # [B, RGB frames of all views]
     history: HistoryReferences | None = None  # what was retrieved for them; None where nothing was
     sources: tuple[int, ...] = ()  # of a mixture: the number of each clip's source
 
@@ -88,13 +88,13 @@ class WorldStream:
     device: torch.device
     noise_draws: int = 1  # neighbouring places that share a clip
     kept: KeptRenders | None = None
-    encode: Callable[[Tensor], Tensor] = as_video  # uint8 [B, T, H, W, 3] -> what the model learns
+    encode: Callable[[Tensor], Tensor] = as_video  # uint8 [B, T, H, W, 3] of a view each -> what the model learns
 
     @property
     def steps_at_once(self) -> int:
         """Steps that `steps` should be asked for together: no more than fit a few GiB."""
         clips, each = self.batch_size // self.share.ranks, self.clips
-        step_bytes = clips * each.frames * each.height * each.width * 3 * torch.float32.itemsize
+        step_bytes = clips * each.views * each.frames * each.height * each.width * 3 * torch.float32.itemsize
         return min(max(BYTES_AT_ONCE // step_bytes, 1), MOST_STEPS_AT_ONCE)
 
     def step(self, step: int) -> Iterator[Examples]:
@@ -142,23 +142,30 @@ class WorldStream:
         """Micro-batches whose clips are rendered at once, each world once."""
         number = {seed: n for n, seed in enumerate(dict.fromkeys(seed for _, seeds, _ in wanted for seed in seeds))}
         cameras = self.clips.cameras(list(number), self.device)
-        clean = self.encode(self._draw(list(number), cameras, clear_of).to(self.device))
+        frames = self._draw(list(number), cameras, clear_of).to(self.device)
+        clean = self.encode(by_view(frames, cameras.views)).unflatten(0, (-1, cameras.views))
         examples = []
         for _, seeds, places in wanted:
             shown = torch.tensor([number[seed] for seed in seeds], device=self.device)
             examples.append(self._labelled(seeds, places, clean[shown], cameras.world_from_camera[shown]))
         return examples
 
-    def _labelled(self, seeds: Sequence[int], places: tuple[int, ...], clean: Tensor, poses: Tensor) -> Examples:
+    def _labelled(
+        self,
+        seeds: Sequence[int],
+        places: tuple[int, ...],
+        clean: Tensor,  # [B, views, C, T, H, W]
+        poses: Tensor,  # [B, views · RGB frames, 4, 4]
+    ) -> Examples:
         """Clips with their names, places and cameras; worlds have no text."""
         nothing = torch.zeros(1, self.text_dim, device=self.device)
         return Examples(
             names=tuple(f"world {seed}" for seed in seeds),
             places=places,
-            clean=clean,
+            clean=clean.flatten(0, 1),
             text=nothing.expand(len(seeds), -1, -1),
             no_text=nothing,
-            cameras=Cameras(poses, self.clips.lenses(seeds).to(self.device), plan_dtype=torch.float32),
+            cameras=Cameras(poses, self.clips.lenses(seeds).to(self.device), None, torch.float32, self.clips.views),
         )
 
     def _draw(self, seeds: list[int], cameras: Cameras, clear_of: Tensor | None) -> Tensor:  # uint8 [B, T, H, W, 3]

@@ -23,8 +23,8 @@ FIX = f"write it like {EXAMPLE}"
 
 
 def write_clips(folder: Path, clips: WorldClips, steps: int = DEFAULT_STEPS) -> None:
-    """Say in a model's folder what it was trained on, and how many denoising steps to take."""
-    given = asdict(clips)
+    """Say in a model's folder what it was trained on, of a rig the first view, and how many denoising steps to take."""
+    given = asdict(clips.first_view())
     kept = {name: given[name] for name in (*NEEDED, *RANGES)} | {"steps": steps}
     replace_text(folder / CLIPS_FILE, json.dumps(kept, indent=1) + "\n")
 

@@ -221,7 +221,7 @@ def test_a_sample_is_what_a_stream_makes_of_the_clip(tmp_path: Path, bidirection
     model.pipeline.set_progress_bar_config(disable=True)
     examples = first_examples(config, model)
     true = video_bytes(model.pipeline.decode_latents(examples.clean))[0]
-    made = generated_latents(model, examples, true, steps=2)
+    made = generated_latents(model, examples, true[None], steps=2)
     assert torch.equal(made[:, :, :3], examples.clean[:, :, :3])
     poses, lens = examples.cameras.world_from_camera[0], picked_lens(examples.cameras)
     stream = model.pipeline.stream(

@@ -62,7 +62,7 @@ def test_clips_are_those_of_their_worlds() -> None:
     seeds = [clips.seed(number) for number in (3, 17)]
     latents, poses = clips.drawn([3, 17])
     cameras = CLIPS.cameras(seeds)
-    torch.testing.assert_close(latents, thumbnails(CLIPS.pictures(seeds, cameras)), rtol=0, atol=HALF + 1 / 255)
+    torch.testing.assert_close(latents[:, 0], thumbnails(CLIPS.pictures(seeds, cameras)), rtol=0, atol=HALF + 1 / 255)
     assert torch.equal(poses, cameras.world_from_camera)
     assert min(seeds) >= HELD_OUT_SEEDS
 
