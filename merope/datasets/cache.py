@@ -104,7 +104,7 @@ def write_cache(
     progress, skipped = ProgressLine("caching", len(missing)), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
         if isinstance(clip, Clip):
-            row = {"id": names[index], "file": _key(names[index]), "caption": clip.caption}
+            row: dict[str, Any] = {"id": names[index], "file": _key(names[index]), "caption": clip.caption}
             row["made_of"] = source.made_of(index)
             if clip.views > 1:
                 row["views"] = clip.views

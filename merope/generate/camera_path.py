@@ -13,7 +13,7 @@ import torch
 
 from merope import formats
 from merope.errors import invalid
-from merope.formats.rigs import read_rig
+from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import picked, picked_view, resized
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.rigs import read_rig
+from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_video
 from merope.generate.camera_path import ASPECT_TOLERANCE, PathSource, for_clip, read_metric_path, say

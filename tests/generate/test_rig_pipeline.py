@@ -13,7 +13,7 @@ from merope import Cameras, Pinhole, Rig
 from merope.adapters.wan import attach
 from merope.cli import main
 from merope.formats import read
-from merope.formats.rigs import read_rig, write_rig
+from merope.formats.rig_file import read_rig, write_rig
 from merope.formats.video import write_video
 from merope.geometry.lens_batches import resized
 from merope.geometry.rigs import ring

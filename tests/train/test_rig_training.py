@@ -1,5 +1,6 @@
 """Training on rigs: of the procedural world, of nuScenes and from a cache; and driving what was trained."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from merope.adapters.wan import attached_branch
 from merope.bench.generated import load_trained
 from merope.cli import main
 from merope.datasets.cache import CachedSource
+from merope.datasets.videos import VideoSource, read_video_rows
+from merope.formats import read
+from merope.formats.video import read_video
 from merope.train.build import build_stream, world_clips
 from merope.train.config import TrainConfig
 from merope.train.loop import clip_losses, train
@@ -18,7 +22,9 @@ from merope.train.model import build_model
 from merope.train.objective import VALIDATION, add_noise, clip_generator
 from merope.train.parallel import Ranks
 from merope.train.toml_config import read_config
+from tests.tiny_pipelines import HEIGHT, WIDTH
 from tests.train.test_caching import cached_config
+from tests.train.test_clip_streams import write_videos
 from tests.train.tiny_files import file_config
 from tests.train.tiny_runs import SMALLER
 
@@ -123,3 +129,20 @@ def test_a_rig_of_nuscenes_trains_from_frames_and_from_a_cache(tiny_files: Path,
         with torch.no_grad():
             losses.append(clip_losses(run, model, examples, VALIDATION))
     torch.testing.assert_close(*losses, rtol=2e-2, atol=1e-3)  # a cache is in bfloat16
+
+
+def test_rows_of_several_videos_are_rigs(tmp_path: Path) -> None:
+    write_videos(tmp_path)
+    row = {"id": "both", "video": ["0.mp4", "1.mp4"], "poses": ["0.json", "1.json"], "start": 2}
+    (tmp_path / "rig.jsonl").write_text(json.dumps(row) + "\n")
+    source = VideoSource(read_video_rows(tmp_path / "rig.jsonl"), tmp_path, 5, HEIGHT, WIDTH)
+    clip = source.clip(0)
+    assert (clip.views, clip.cameras().moments) == (2, 5)
+    torch.testing.assert_close(clip.world_from_camera[5:], read(tmp_path / "1.json").world_from_camera[2:7])
+    torch.testing.assert_close(source.trajectory(0).world_from_camera, clip.world_from_camera[:5])
+    assert clip.frames is not None
+    assert torch.equal(clip.frames[5:], read_video(tmp_path / "1.mp4", range(2, 7), HEIGHT, WIDTH))
+    assert source.doubts() == []
+    (tmp_path / "rig.jsonl").write_text(json.dumps(row | {"poses": ["0.json"]}) + "\n")
+    with pytest.raises(ValueError, match="video and poses of both must be one file each, or as many of both"):
+        read_video_rows(tmp_path / "rig.jsonl")

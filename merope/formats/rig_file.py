@@ -22,7 +22,7 @@ def read_rig(path: Path) -> Rig:
     """A rig as it was written."""
     document, place = load_json(path), str(path)
     if not isinstance(document, Mapping) or any(document.get(key) != HEAD[key] for key in ("format", "version")):
-        fix = "write it as in docs/formats.md, or with merope.formats.rigs.write_rig"
+        fix = "write it as in docs/formats.md, or with merope.formats.rig_file.write_rig"
         raise invalid(place, 'a JSON object with "format": "merope-rig", "version": 1', "another file", fix)
     views = entry(place, document, "views")
     if not isinstance(views, list) or not views:
