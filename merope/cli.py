@@ -9,6 +9,7 @@ from merope.commands.bench import add_bench
 from merope.commands.data import add_cache, add_curate, add_synth
 from merope.commands.driving import add_drive
 from merope.commands.evaluation import add_evaluate, add_fidelity
+from merope.commands.footage import add_from_videos
 from merope.commands.look import add_demo, add_growth, add_taxonomy
 from merope.commands.models import add_analyse, add_generate, add_train
 from merope.commands.paths import add_path
@@ -44,6 +45,7 @@ def command_parser() -> argparse.ArgumentParser:
     data = commands.add_parser("data", help="make or look at data").add_subparsers(required=True, metavar="what")
     add_cache(data.add_parser("cache", help="encode frames and captions of a training config once, to disk"))
     add_synth(data.add_parser("synth", help="write a small data set of the procedural world in a real one's layout"))
+    add_from_videos(data.add_parser("from-videos", help="videos without poses to a training set in metres"))
     return parser
 
 

@@ -182,7 +182,7 @@ def key_and_value(text: str) -> tuple[str, object]:
 def require_files(options: argparse.Namespace, *names: str) -> None:
     """Refuse a path that does not exist at once, before anything slow is imported."""
     for name in names:
-        given = getattr(options, name.removeprefix("--"))
+        given = getattr(options, name.removeprefix("--").replace("-", "_"))
         for path in given if isinstance(given, list) else [given]:
             if path is not None and not path.expanduser().exists():
                 raise invalid(name, "a file or folder that exists", path, "check the path")

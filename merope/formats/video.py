@@ -44,7 +44,7 @@ def write_image(image: Tensor, path: Path) -> None:  # uint8 [H, W, 3]
 def read_video(path: Path, indices: list[int], height: int, width: int) -> Tensor:  # uint8 [T, H, W, 3]
     """The frames of these indices (increasing), scaled. A video that ends before them is refused by name."""
     wanted, found = set(indices), []
-    for index, frame in enumerate(_decoded(path, height, width)):
+    for index, frame in enumerate(decoded_frames(path, height, width)):
         if index in wanted:
             found.append(frame)
         if len(found) == len(indices):
@@ -57,7 +57,7 @@ def read_video(path: Path, indices: list[int], height: int, width: int) -> Tenso
 def read_first_frames(path: Path, limit: int) -> tuple[Tensor, int]:  # uint8 [T ≤ limit, H, W, 3], frames in the file
     """The first frames of a video at their own size, and how many it has."""
     frames, count = [], 0
-    for count, frame in enumerate(_decoded(path), start=1):
+    for count, frame in enumerate(decoded_frames(path), start=1):
         if count <= limit:
             frames.append(frame)
     if not frames:
@@ -67,7 +67,24 @@ def read_first_frames(path: Path, limit: int) -> tuple[Tensor, int]:  # uint8 [T
     return torch.stack(frames), count
 
 
-def _decoded(path: Path, height: int | None = None, width: int | None = None) -> Iterator[Tensor]:
+def rate_and_size(video: Path) -> tuple[float, int, int]:  # frames per second, width, height
+    """What a video says of itself."""
+    import av
+
+    if not video.is_file():
+        raise FileNotFoundError(f"video {video} is missing; check the path")
+    try:
+        with av.open(str(video)) as container:
+            stream = container.streams.video[0]
+            rate, width, height = stream.average_rate, stream.width, stream.height
+    except (av.error.FFmpegError, IndexError) as error:
+        raise ValueError(f"video {video} cannot be decoded ({error}); get the file again") from error
+    if rate is None:
+        raise ValueError(f"video {video} does not say its frame rate; write it again as mp4")
+    return float(rate), width, height
+
+
+def decoded_frames(path: Path, height: int | None = None, width: int | None = None) -> Iterator[Tensor]:
     """Frames one after the other, scaled if a size is given."""
     import av
 

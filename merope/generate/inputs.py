@@ -14,7 +14,7 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import read_video
+from merope.formats.video import rate_and_size, read_video
 from merope.generate.camera_path import ASPECT_TOLERANCE, PathSource, for_clip, read_metric_path, say
 from merope.geometry.lens_batches import resized
 from merope.geometry.rigs import Rig
@@ -186,7 +186,7 @@ def read_prefix(config: GenerateConfig, outline: "ModelOutline") -> Tensor:  # u
 
 def first_video_frames(config: GenerateConfig, video: Path) -> Tensor:  # uint8 [T, H, W, 3]
     """As many frames of a video as the config says, at its rate and size."""
-    rate_hz, _, _ = _rate_and_size(video)
+    rate_hz, _, _ = rate_and_size(video)
     if config.fps > rate_hz * 1.01:
         fix = f"pass --fps {rate_hz:g}, or a video of that rate"
         raise invalid(str(video), f"at least {config.fps:g} frames per second", f"{rate_hz:g}", fix)
@@ -198,28 +198,12 @@ def compare_prefix_and_lens(video: Path, trajectory: Trajectory) -> None:
     """Say so where the frames cannot be what the lens was calibrated for: their rays would be wrong."""
     lens = trajectory.lens
     assert lens is not None
-    _, width, height = _rate_and_size(video)
+    _, width, height = rate_and_size(video)
     if abs((width / height) / (lens.width / lens.height) - 1.0) > ASPECT_TOLERANCE:
         say(
             f"warning: frames of {video} are {width}×{height}, the lens is of {lens.width}×{lens.height}: scaled to "
             "the clip they do not fit each other; crop the video, or give the lens of its frames with --lens FILE"
         )
-
-
-def _rate_and_size(video: Path) -> tuple[float, int, int]:  # frames per second, width, height
-    import av
-
-    if not video.is_file():
-        raise FileNotFoundError(f"video {video} is missing; check the path")
-    try:
-        with av.open(str(video)) as container:
-            stream = container.streams.video[0]
-            rate, width, height = stream.average_rate, stream.width, stream.height
-    except (av.error.FFmpegError, IndexError) as error:
-        raise ValueError(f"video {video} cannot be decoded ({error}); get the file again") from error
-    if rate is None:
-        raise ValueError(f"video {video} does not say its frame rate; write it again as mp4")
-    return float(rate), width, height
 
 
 def warn_of_idle_weights(model: str, branch: str, transformer: str | None) -> None:

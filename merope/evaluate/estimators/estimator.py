@@ -29,6 +29,8 @@ class PoseEstimate:
     inliers: int | None = None  # points that fit the pose of the frame with the fewest; None if not counted
     check: str = ""  # what a second estimator says of these poses; empty if none was asked
     doubt: str = ""  # why these poses should not be believed; empty if they can be
+    lens: Lens | None = None  # what was found where none was given
+    points: Tensor | None = None  # [N, 3] of the scene, in the same world and unit; None if there are none
 
     def __post_init__(self) -> None:
         poses, valid = self.world_from_camera, self.valid

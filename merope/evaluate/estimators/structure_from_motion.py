@@ -3,10 +3,11 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +53,8 @@ class ColmapEstimator:
                 return failed(len(frames), self.name, f"COLMAP stopped: {error}")
         if not models:
             return failed(len(frames), self.name, "no reconstruction: too little texture or no parallax")
-        return self._of_largest(models, len(frames))
+        found = self._of_largest(models, len(frames))
+        return found if lens is None else replace(found, lens=None)
 
     def _reconstructed(self, frames: Tensor, lens: Pinhole | None, folder: Path) -> list[Any]:
         """The models that COLMAP finds, each a pycolmap.Reconstruction."""
@@ -93,7 +95,22 @@ class ColmapEstimator:
         note = f"{missing} of {count} frames not registered" if missing else ""
         if len(models) > 1:
             note = "; ".join(filter(None, (note, f"the largest of {len(models)} separate reconstructions")))
-        return PoseEstimate(inverse(camera_from_world), valid, False, self.name, note=note, inliers=inliers)
+        return PoseEstimate(
+            inverse(camera_from_world), valid, False, self.name,
+            note=note, inliers=inliers, lens=_found_lens(largest), points=_points(largest),
+        )  # fmt: skip
+
+
+def _found_lens(model: Any) -> Pinhole:
+    """Of the one camera of all frames."""
+    (camera,) = model.cameras.values()
+    centre = (float(camera.principal_point_x), float(camera.principal_point_y))
+    return Pinhole(float(camera.focal_length_x), float(camera.focal_length_y), *centre, camera.width, camera.height)
+
+
+def _points(model: Any) -> Tensor:  # [N, 3]
+    places = [point.xyz for point in model.points3D.values()]
+    return torch.tensor(np.array(places), dtype=torch.float64).reshape(-1, 3)
 
 
 def _camera_options(lens: Pinhole | None) -> Any:

@@ -1,0 +1,319 @@
+"""From a folder of videos without poses to a training set: pieces of one rate and size, with poses in metres.
+
+    settings.json           what decides the content; a folder of something else is not added to
+    videos/<piece>.mp4      frames of a piece at the rate and size of training
+    poses/<piece>.json      their cameras in our JSON: metres, lens, times
+    pieces/<piece>.json     whether a piece was kept, its scale, or why it was left out
+    train.jsonl, val.jsonl  clips, as data.kind = "videos" reads them
+    curation/               manifest of their clusters
+
+A piece is a few seconds of a video, recovered together: it has one scale. Its files are complete before its record is
+written, so a run that was stopped goes on with the next piece.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from merope.curation.path_tables import PathTable, curate_table
+from merope.datasets.metric_scale import height_above_road, logged_way, path_length
+from merope.datasets.videos import VideoSource, read_video_rows
+from merope.draw.progress import show_line
+from merope.errors import invalid
+from merope.formats import validate, write
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import decoded_frames, rate_and_size, write_video
+from merope.formats.writing import replace_text, replacing
+from merope.geometry.lens_batches import picked, resized
+from merope.geometry.lenses import Lens
+
+SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm")
+LEAST_WAY_M = 1.0  # of a piece: less says nothing about scale
+STILL = 1e-3  # of the distance of its points, or of 1 where there are none: a path that is shorter does not move
+
+
+class Recovered(Protocol):
+    """What an estimator finds in the T frames of a piece (`merope.evaluate.estimators`)."""
+
+    @property
+    def world_from_camera(self) -> Tensor: ...  # [T, 4, 4]
+
+    @property
+    def valid(self) -> Tensor: ...  # bool [T]
+
+    @property
+    def is_metric(self) -> bool: ...
+
+    @property
+    def name(self) -> str:
+        """Of the estimator."""
+
+    @property
+    def note(self) -> str:
+        """Why frames are missing."""
+
+    @property
+    def doubt(self) -> str:
+        """Why the poses should not be believed, if so."""
+
+    @property
+    def lens(self) -> Lens | None:
+        """What was found where none was given."""
+
+    @property
+    def points(self) -> Tensor | None: ...  # [N, 3] of the scene
+
+
+class Recover(Protocol):
+    """Recovers the cameras of a piece."""
+
+    def __call__(self, piece: str, frames: Tensor, lens: Lens | None, /) -> Recovered | None:
+        """None: not yet, as the answer of another program is still to come."""
+
+
+@dataclass(frozen=True)
+class FromVideos:
+    """What decides a training set, besides its videos. One of the last three gives metres."""
+
+    fps: float = 12.0
+    frames: int = 49  # of a clip
+    step: int = 24  # frames between the beginnings of clips
+    piece_frames: int = 121  # recovered together, at most
+    height: int = 288  # of the written frames
+    width: int = 512
+    longest_side: int = 768  # of the frames that poses are recovered from, at most
+    speed_m_s: float | None = None  # on average, in every piece
+    speed_logs: Path | None = None  # folder with <video>.csv: time_s, speed_m_s
+    camera_height_m: float | None = None  # above the road
+
+    def __post_init__(self) -> None:
+        given = [name for name in SCALES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise invalid("the scale", f"known from one of {', '.join(SCALES)}", " and ".join(given), "leave one out")
+        for name in ("fps", "frames", "step", "height", "width", "longest_side", *given):
+            value = getattr(self, name)
+            if not isinstance(value, Path) and not value > 0:
+                raise invalid(name, "positive", value, "see docs/from-videos.md")
+        if self.piece_frames < self.frames or self.frames < 2:
+            expected = f"at least the {self.frames} frames of a clip, which are two at least"
+            raise invalid("piece_frames", expected, self.piece_frames, "recover longer pieces")
+        if self.height % 2 or self.width % 2:
+            raise invalid("size", "even in height and width", f"{self.height}×{self.width}", "H.264 wants it")
+
+
+SCALES = ("speed_m_s", "speed_logs", "camera_height_m")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of frames of a video at the rate of training."""
+
+    video: str  # its stem
+    number: int
+    frames: Tensor  # uint8 [T, H, W, 3], at most as large as asked for
+    start_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.video}-{self.number:03d}"
+
+
+def training_set(
+    videos: Path, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None = None, about: str = ""
+) -> list[dict[str, Any]]:  # the record of every piece
+    """Make the training set, or go on with it. `about` says how poses are recovered, in any words that tell it."""
+    files = sorted(file for file in videos.iterdir() if file.suffix.lower() in SUFFIXES)
+    stems = [file.stem for file in files]
+    if not files or len(set(stems)) < len(stems):
+        got = "two of one name" if files else f"none that end in {', '.join(SUFFIXES)}"
+        raise invalid(str(videos), "a folder with videos of different names", got, "check the folder")
+    _begin(out, {**asdict(settings), "recovered_by": about})
+    records: list[dict[str, Any]] = []
+    for file in files:
+        records += _of_video(file, out, settings, recover, lens)
+    _write_clips(out, settings, records)
+    replace_text(out / "report.json", json.dumps(records, indent=1) + "\n")
+    return records
+
+
+def _begin(out: Path, settings: dict[str, Any]) -> None:
+    file, text = out / "settings.json", json.dumps(settings, indent=1, default=str) + "\n"
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise invalid(str(out), "a folder of the same settings", f"other ones in {file}", "name another folder")
+    if out.exists() and any(out.iterdir()) and not file.exists():
+        raise invalid(str(out), "a new folder, or one to go on with", "other files", "name another folder")
+    replace_text(file, text)
+
+
+def _of_video(file: Path, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None) -> list[dict[str, Any]]:
+    """The records of all pieces of a video. Videos that are done are not read again."""
+    whole = out / "pieces" / f"{file.stem}.done.json"
+    if whole.exists():
+        return json.loads(whole.read_text(encoding="utf-8"))
+    records, is_done = [], True
+    for piece in _pieces(file, settings):
+        done = out / "pieces" / f"{piece.name}.json"
+        if done.exists():
+            records.append(json.loads(done.read_text(encoding="utf-8")))
+            continue
+        show_line(f"{piece.name}: {len(piece.frames)} frames")
+        record = _of_piece(piece, out, settings, recover, lens)
+        if record is None:
+            is_done = False
+            record = {"piece": piece.name, "kept": False, "reason": "waits for its estimate"}
+        else:
+            replace_text(done, json.dumps(record, indent=1) + "\n")
+        records.append(record)
+    if is_done:
+        replace_text(whole, json.dumps(records, indent=1) + "\n")
+    return records
+
+
+def _pieces(file: Path, settings: FromVideos) -> Iterator[Piece]:
+    """The frames nearest to the wanted rate, some at a time. The last piece of a video may be short."""
+    rate_hz, width, height = rate_and_size(file)
+    if settings.fps > rate_hz * 1.01:
+        fix = f"ask for --fps {rate_hz:g}, or leave the video out"
+        raise invalid(str(file), f"at least {settings.fps:g} frames per second", f"{rate_hz:g}", fix)
+    shrink = min(1.0, settings.longest_side / max(width, height))
+    size = (2 * round(height * shrink / 2), 2 * round(width * shrink / 2))
+    frames: list[Tensor] = []
+    taken = 0
+    for index, frame in enumerate(decoded_frames(file, *size)):
+        if index < round(taken * max(rate_hz / settings.fps, 1.0)):
+            continue
+        frames.append(frame)
+        taken += 1
+        if len(frames) == settings.piece_frames:
+            yield _piece(file, frames, taken, settings)
+            frames = []
+    if frames:
+        yield _piece(file, frames, taken, settings)
+
+
+def _piece(file: Path, frames: Sequence[Tensor], taken: int, settings: FromVideos) -> Piece:
+    first = taken - len(frames)
+    return Piece(file.stem, first // settings.piece_frames, torch.stack(list(frames)), first / settings.fps)
+
+
+def _of_piece(
+    piece: Piece, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None
+) -> dict[str, Any] | None:
+    """Recover a piece and write it, if it can be believed. Whatever is wrong with it is in its record."""
+    left_out: dict[str, Any] = {"piece": piece.name, "kept": False}
+    if len(piece.frames) < settings.frames:
+        return left_out | {"reason": f"{len(piece.frames)} frames, a clip has {settings.frames}"}
+    height, width = piece.frames.shape[1:3]
+    known = None if lens is None else resized(lens, width, height)
+    found = recover(piece.name, piece.frames, known)
+    if found is None:
+        return None
+    run, seen = _longest_run(found.valid), known if known is not None else found.lens
+    if run.stop - run.start < settings.frames:
+        return left_out | {"reason": f"poses of {run.stop - run.start} frames in a row; {found.note}".rstrip("; ")}
+    if found.doubt:
+        return left_out | {"reason": found.doubt}
+    if seen is None:
+        return left_out | {"reason": f"{found.name} says no lens: pass --fov or --lens"}
+    poses = found.world_from_camera[run]
+    try:
+        scale = _scale(piece, poses, found, run, settings)
+    except _Unknown as error:
+        return left_out | {"reason": str(error)}
+    path = _in_metres(piece, poses, scale, seen, run, settings)
+    way_m = path_length(path.world_from_camera, settings.fps)
+    if way_m < LEAST_WAY_M:
+        return left_out | {"reason": f"a way of {way_m:.2g} m says nothing about scale"}
+    findings = validate(path)
+    if any(finding.severity == "error" for finding in findings):
+        return left_out | {"reason": "; ".join(finding.message for finding in findings)}
+    _write_piece(piece, out, path, run, settings)
+    about = {"frames": path.count, "first_frame": run.start, "scale": scale, "way_m": round(way_m, 3)}
+    notes = [note for note in (found.note, *(finding.message for finding in findings)) if note]
+    return {"piece": piece.name, "video": piece.video, "kept": True, **about, "by": found.name, "notes": notes}
+
+
+class _Unknown(Exception):
+    """A scale that a piece does not tell."""
+
+
+def _scale(piece: Piece, poses: Tensor, found: Recovered, run: slice, settings: FromVideos) -> float:
+    """Metres per unit of the estimate."""
+    length = path_length(poses, settings.fps)
+    size = 1.0 if found.points is None else float(found.points.sub(poses[0, :3, 3]).norm(dim=-1).median())
+    if length < STILL * size:
+        raise _Unknown("the camera stands still")
+    if settings.camera_height_m is not None:
+        height = None if found.points is None else height_above_road(poses, found.points)
+        if height is None:
+            raise _Unknown(f"{found.name} sees no road below the camera: give the speed instead")
+        return settings.camera_height_m / height
+    start_s, seconds = piece.start_s + run.start / settings.fps, (len(poses) - 1) / settings.fps
+    if settings.speed_m_s is not None:
+        return settings.speed_m_s * seconds / length
+    if settings.speed_logs is not None:
+        return logged_way(settings.speed_logs / f"{piece.video}.csv", start_s, start_s + seconds) / length
+    if not found.is_metric:
+        raise _Unknown(f"{found.name} knows no metres: give a speed or the height of the camera")
+    return 1.0
+
+
+def _in_metres(piece: Piece, poses: Tensor, scale: float, lens: Lens, run: slice, settings: FromVideos) -> Trajectory:
+    poses = poses.clone()
+    poses[:, :3, 3] *= scale
+    own = picked(lens, torch.arange(run.start, run.stop)) if lens.batch_shape else lens
+    times_s = torch.arange(len(poses), dtype=torch.float64) / settings.fps
+    scaled = resized(own, settings.width, settings.height)
+    return Trajectory(poses, True, "merope data from-videos", times_s, scaled, name=piece.name)
+
+
+def _write_piece(piece: Piece, out: Path, path: Trajectory, run: slice, settings: FromVideos) -> None:
+    images = piece.frames[run].movedim(-1, 1)
+    size = (settings.height, settings.width)
+    scaled = [interpolate(image[None].float(), size, mode="bilinear", antialias=True)[0] for image in images]
+    frames = torch.stack([image.round().clamp(0, 255).to(torch.uint8) for image in scaled]).movedim(1, -1)
+    with replacing(out / "videos" / f"{piece.name}.mp4") as part:
+        write_video(frames.contiguous(), part, settings.fps)
+    with replacing(out / "poses" / f"{piece.name}.json") as part:
+        write(path, part)
+
+
+def _longest_run(valid: Tensor) -> slice:  # bool [T]
+    """The longest run of frames with a pose, the first of them where there are several."""
+    best, start = slice(0, 0), None
+    for place, is_valid in enumerate([*valid.tolist(), False]):
+        if is_valid and start is None:
+            start = place
+        elif not is_valid and start is not None:
+            best = slice(start, place) if place - start > best.stop - best.start else best
+            start = None
+    return best
+
+
+def _write_clips(out: Path, settings: FromVideos, records: Sequence[dict[str, Any]]) -> None:
+    """Lists of clips: those of the last video are for validation where there are several. Then the clusters of all."""
+    kept = [record for record in records if record["kept"]]
+    rows = {record["video"]: list[dict[str, Any]]() for record in kept}
+    for record in kept:
+        name = record["piece"]
+        files = {"video": f"videos/{name}.mp4", "poses": f"poses/{name}.json", "caption": ""}
+        for start in range(0, record["frames"] - settings.frames + 1, settings.step):
+            rows[record["video"]].append({"id": f"{name}-{start:04d}", **files, "start": start, "stride": 1})
+    held_out = list(rows)[-1:] if len(rows) > 1 else []
+    lists = {
+        "train.jsonl": [row for video, own in rows.items() if video not in held_out for row in own],
+        "val.jsonl": [row for video in held_out for row in rows[video]],
+    }
+    for name, clips in lists.items():
+        replace_text(out / name, "".join(json.dumps(clip) + "\n" for clip in clips))
+    if lists["train.jsonl"]:
+        size = {"height": settings.height, "width": settings.width}
+        source = VideoSource(read_video_rows(out / "train.jsonl"), out, settings.frames, **size)
+        table = PathTable([source.name(index) for index in range(len(source))], source.trajectory)
+        curate_table(table, out / "curation", clusters=min(256, len(source)))

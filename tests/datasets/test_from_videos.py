@@ -1,0 +1,206 @@
+"""Videos without poses to a training set: pieces, metres, checks, lists of clips, and going on after a stop."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scenes import curved_drive
+from torch import Tensor
+
+from merope.cli import main
+from merope.curation.curate import read_manifest
+from merope.datasets.from_videos import FromVideos, training_set
+from merope.datasets.metric_scale import height_above_road, logged_way
+from merope.datasets.videos import VideoSource, read_video_rows
+from merope.evaluate.estimators.estimator import PoseEstimate
+from merope.formats import read, write
+from merope.formats.trajectory import Trajectory
+from merope.formats.video import as_bytes, write_video
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Lens, Pinhole
+from merope.geometry.poses import relative, rigid
+from merope.geometry.trajectories import driving_path
+from merope.world.clips import DRIVE, dice
+from merope.world.render import render
+from merope.world.scene import World
+
+FPS, PIECE = 12.0, 6
+LENS = Pinhole(30.0, 30.0, 24.0, 16.0, 48, 32)
+STEP_M = 0.5
+SETTINGS = FromVideos(FPS, 4, 2, PIECE, 16, 24, speed_m_s=STEP_M * FPS)
+Recover = Callable[[str, Tensor, Lens | None], PoseEstimate | None]
+
+
+def write_footage(folder: Path, **frames: int) -> None:
+    """Videos whose frames tell their number, at twice the rate of training."""
+    for name, count in frames.items():
+        grey = (4 * torch.arange(2 * count, dtype=torch.uint8))[:, None, None, None]
+        write_video(grey.expand(-1, 32, 48, 3).contiguous(), folder / f"{name}.mp4", 2 * FPS)
+
+
+def answer(count: int, scale: float = 0.37, **changes: Any) -> PoseEstimate:
+    """A straight drive of STEP_M a frame, in another unit."""
+    poses = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
+    poses[:, 2, 3] = STEP_M * scale * torch.arange(count)
+    given = {"is_metric": False, "name": "told", "lens": LENS, **changes}
+    return PoseEstimate(poses, torch.ones(count, dtype=torch.bool), **given)
+
+
+def told(piece: str, frames: Tensor, lens: Lens | None) -> PoseEstimate:
+    return answer(len(frames))
+
+
+def test_pieces_are_scaled_cut_into_clips_and_curated(tmp_path: Path) -> None:
+    write_footage(tmp_path / "in", a=14, b=7)
+    records = training_set(tmp_path / "in", tmp_path / "out", SETTINGS, told)
+    assert [(record["piece"], record["kept"]) for record in records] == [
+        *(("a-000", True), ("a-001", True), ("a-002", False), ("b-000", True), ("b-001", False)),
+    ]
+    assert records[2]["reason"] == "2 frames, a clip has 4"
+    path = read(tmp_path / "out" / "poses" / "a-001.json")
+    assert path.is_metric
+    torch.testing.assert_close(path.world_from_camera[:, 2, 3], STEP_M * torch.arange(6, dtype=torch.float64))
+    assert float(path.lens.fx) == 15.0
+    source = VideoSource(read_video_rows(tmp_path / "out" / "train.jsonl"), tmp_path / "out", 4, 16, 24)
+    assert [source.name(index) for index in range(len(source))] == [
+        *("a-000-0000", "a-000-0002", "a-001-0000", "a-001-0002"),
+    ]
+    shown = source.clip(3).frames.float().mean((1, 2, 3)) / 8  # every second frame of the video
+    assert torch.allclose(shown, torch.tensor([8.0, 9.0, 10.0, 11.0]), atol=0.3)
+    assert source.clip(3).fps == pytest.approx(FPS)
+    assert [row.id for row in read_video_rows(tmp_path / "out" / "val.jsonl")] == ["b-000-0000", "b-000-0002"]
+    assert len(read_manifest(tmp_path / "out" / "curation" / "manifest.jsonl").ids) == 4
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*.json*"))}
+
+
+def test_a_stopped_run_goes_on_with_the_next_piece(tmp_path: Path) -> None:
+    write_footage(tmp_path / "in", a=14, b=7)
+    training_set(tmp_path / "in", tmp_path / "whole", SETTINGS, told)
+    asked: list[str] = []
+
+    def until(stop: str) -> Recover:
+        def recover(piece: str, frames: Tensor, lens: Lens | None) -> PoseEstimate:
+            if piece == stop:
+                raise KeyboardInterrupt
+            asked.append(piece)
+            return told(piece, frames, lens)
+
+        return recover
+
+    for stop in ("a-001", "b-000"):
+        with pytest.raises(KeyboardInterrupt):
+            training_set(tmp_path / "in", tmp_path / "out", SETTINGS, until(stop))
+    training_set(tmp_path / "in", tmp_path / "out", SETTINGS, until(""))
+    assert asked == ["a-000", "a-001", "b-000"]
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    with pytest.raises(ValueError, match="a folder of the same settings"):
+        training_set(tmp_path / "in", tmp_path / "out", replace(SETTINGS, speed_m_s=3.0), told)
+    with pytest.raises(ValueError, match="a new folder, or one to go on with"):
+        training_set(tmp_path / "in", tmp_path / "in", SETTINGS, told)
+
+
+def without_middle(count: int) -> PoseEstimate:
+    valid = torch.ones(count, dtype=torch.bool)
+    valid[2] = False
+    return replace(answer(count), valid=valid, note="1 of 6 frames not registered")
+
+
+@pytest.mark.parametrize(
+    ("recovered", "settings", "reason"),
+    [
+        (lambda n: answer(n, doubt="the estimators disagree"), SETTINGS, "the estimators disagree"),
+        (lambda n: answer(n, lens=None), SETTINGS, "told says no lens"),
+        (lambda n: answer(n, scale=0.0), SETTINGS, "the camera stands still"),
+        (without_middle, SETTINGS, "poses of 3 frames in a row; 1 of 6 frames not registered"),
+        (answer, replace(SETTINGS, speed_m_s=0.1), "says nothing about scale"),
+        (answer, replace(SETTINGS, speed_m_s=900.0), "m/s"),
+        (answer, replace(SETTINGS, speed_m_s=None), "told knows no metres"),
+        (answer, replace(SETTINGS, speed_m_s=None, camera_height_m=1.5), "told sees no road"),
+    ],
+)
+def test_what_is_wrong_with_a_piece_is_said(
+    tmp_path: Path, recovered: Callable[[int], PoseEstimate], settings: FromVideos, reason: str
+) -> None:
+    write_footage(tmp_path / "in", a=6)
+    (record,) = training_set(tmp_path / "in", tmp_path / "out", settings, lambda _, frames, __: recovered(len(frames)))
+    assert not record["kept"]
+    assert reason in record["reason"]
+    assert (tmp_path / "out" / "train.jsonl").read_text() == ""
+
+
+def test_metric_estimates_need_no_scale(tmp_path: Path) -> None:
+    write_footage(tmp_path / "in", a=6)
+    settings = replace(SETTINGS, speed_m_s=None)
+    (record,) = training_set(
+        tmp_path / "in", tmp_path / "out", settings, lambda _, frames, __: answer(len(frames), 1.0, is_metric=True)
+    )
+    assert (record["kept"], record["scale"]) == (True, 1.0)
+
+
+def test_the_log_of_a_speed_gives_the_way(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("time_s,speed_m_s\n0,4\n1,4\n3,8\n5,8\n")
+    assert logged_way(file, 0.5, 4.0) == pytest.approx(2.0 + 12.0 + 8.0)
+    with pytest.raises(ValueError, match="speeds from 2 s to 9 s, got 0 s to 5 s"):
+        logged_way(file, 2.0, 9.0)
+    for text in ("time_s,v\n0,4\n", "time_s,speed_m_s\n1,4\n0,4\n", "time_s,speed_m_s\n0,fast\n"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"a\.csv must be"):
+            logged_way(file, 0.0, 1.0)
+
+
+def test_the_height_above_the_road_is_found_among_walls_and_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(900, 3, generator=generator, dtype=torch.float64)
+    road = drawn[:300] * torch.tensor([12.0, 0.02, 40.0]) + torch.tensor([-6.0, 1.49, 0.0])
+    wall = drawn[300:700] * torch.tensor([0.1, 8.0, 40.0]) + torch.tensor([5.0, -6.0, 0.0])
+    others = drawn[700:] * 30.0 - 15.0
+    path = curved_drive(12, step_m=1.5)
+    world_from_here = rigid(torch.linalg.qr(torch.randn(3, 3, generator=generator).double())[0], torch.ones(3).double())
+    world_from_here[:3, :3] *= torch.linalg.det(world_from_here[:3, :3]).sign()
+    points = torch.cat((road, wall, others)) @ world_from_here[:3, :3].mT + world_from_here[:3, 3]
+    assert height_above_road(world_from_here @ path, points) == pytest.approx(1.5, rel=0.01)
+    assert height_above_road(path, wall[:20]) is None
+
+
+def test_the_command_takes_answers_of_other_programs_as_they_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_footage(tmp_path / "in", a=12)
+    (tmp_path / "answers").mkdir()
+    poses = answer(6).world_from_camera
+    write(Trajectory(poses, False, "a network", lens=LENS), tmp_path / "answers" / "a-000.json")
+    clip = ["--frames", "4", "--step", "2", "--piece-frames", "6", "--size", "16", "24", "--check", "none"]
+    command = ["data", "from-videos", str(tmp_path / "in"), "--out", str(tmp_path / "out"), *clip, "--speed", "6"]
+    command += ["--estimates", str(tmp_path / "answers")]
+    assert main(command) == 0
+    assert "left out a-001: waits for its estimate" in capsys.readouterr().out
+    write(Trajectory(poses, False, "a network", lens=LENS), tmp_path / "answers" / "a-001.json")
+    assert main(command) == 0
+    assert "kept 2 of 2 pieces" in capsys.readouterr().out
+    assert main([*command[:3], "--out", str(tmp_path / "out"), "--speed", "1"]) == 2
+    assert main(["data", "from-videos", str(tmp_path / "nothing"), "--out", str(tmp_path / "new")]) == 2
+
+
+def test_colmap_recovers_a_rendered_video(tmp_path: Path) -> None:
+    """Three longer clips at a larger size are in benchmarks/from_videos.py."""
+    path = driving_path(9, FPS, dice(41, DRIVE), prefix=1)
+    lens = Pinhole(200.0, 200.0, 128.0, 72.0, 256, 144)
+    seen = render(World(41).cleared(path), Cameras(path, lens), 144, 256, samples=1)
+    write_video(as_bytes(seen.image), tmp_path / "in" / "a.mp4", FPS)
+    way_m = float(path[:, :3, 3].diff(dim=0).norm(dim=-1).sum())
+    write(Trajectory(path[:1], True, "a lens", lens=lens), tmp_path / "lens.json")
+    clip = ["--frames", "9", "--size", "144", "256", "--lens", str(tmp_path / "lens.json")]
+    command = ["data", "from-videos", str(tmp_path / "in"), "--out", str(tmp_path / "out"), *clip]
+    assert main([*command, "--speed", str(way_m * FPS / 8), "--check", "none"]) == 0
+    found = read(tmp_path / "out" / "poses" / "a-000.json").world_from_camera
+    error = relative(relative(path[:1], path), relative(found[:1], found))
+    turn = torch.acos(((error[:, [0, 1, 2], [0, 1, 2]].sum(-1) - 1) / 2).clamp(-1, 1))
+    assert float(turn.rad2deg().mean()) < 0.5
+    assert float(error[1:, :3, 3].norm(dim=-1).mean()) < 0.01 * way_m
