@@ -39,6 +39,8 @@ class CameraBranchConfig:
     qk_norm: None (the paper's parameter count leaves no room for one) or "rms".
     carve: for "rerope", channels that the time, row and column band of a head give up; heads of 128 have a default.
     translation_scale: 1 / metres, for encodings that need their translations near 1 (`merope.translation_scale`).
+    latitude_up: whether the branch is told which way is up: UCPE's map through a linear layer, added to its input. The
+        world must then be aligned with gravity, y down.
     across_views: whether the views of a rig see each other in the branch; False takes every view for a clip of its own.
     history: how retrieved references enter: None (they are refused), "sa" (as further frames of all self-attention) or
         "ca" (a cross-attention in every camera block, saved with the branch).
@@ -53,6 +55,7 @@ class CameraBranchConfig:
     qk_norm: QKNorm = None
     carve: Bands | None = None
     translation_scale: float = 1.0
+    latitude_up: bool = False
     across_views: bool = True
     history: HistoryPath | None = None
     base_model: str = ""
@@ -70,6 +73,10 @@ class CameraBranchConfig:
                 raise invalid(name, expected, repr(getattr(self, name)), f"{self.integration} has no use for it")
         if not self.across_views and self.integration != "parallel":
             raise invalid("across_views", 'True but with integration="parallel"', False, "others see one view anyway")
+        if self.latitude_up and (self.integration != "parallel" or _leaves_the_world(self.encoding)):
+            got = f"True with {self.integration}, {self.encoding}"
+            fix = "leave it out: others have no branch to tell, or turn the world with the first camera"
+            raise invalid("latitude_up", "False but for a parallel branch of relative poses", got, fix)
         self._check_options()
         self._check_history()
 
@@ -87,6 +94,11 @@ class CameraBranchConfig:
         if self.history == "ca" and (self.integration != "parallel" or reads_tokens):
             got = f"{self.integration}, {self.encoding}"
             raise invalid('a branch with history "ca"', "parallel, of a geometric encoding", got, 'use history "sa"')
+
+
+def _leaves_the_world(name: str) -> bool:
+    """Whether cameras come to an encoding in the frame of the first one, where up is no longer up."""
+    return name in ENCODINGS and ENCODINGS[name].in_world
 
 
 def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, int]:

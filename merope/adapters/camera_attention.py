@@ -11,6 +11,7 @@ from merope.adapters.history import HistoryAttention
 from merope.adapters.stand_in import StandIn
 from merope.attention.dispatch import attend
 from merope.attention.plan import AttentionPlan
+from merope.encodings.additive import LatitudeUp
 from merope.encodings.depth_head import DepthHead
 from merope.encodings.protocol import Encoding
 from merope.errors import invalid
@@ -75,6 +76,7 @@ class CameraAttention(CameraProcessor):
         encoding: Encoding,
         qk_norm: QKNorm = None,
         has_history: bool = False,  # retrieved references through a cross-attention
+        has_map: bool = False,  # the latitude-up map, added to the input
     ) -> None:
         super().__init__()
         inner = heads * encoding.head_dim
@@ -85,6 +87,7 @@ class CameraAttention(CameraProcessor):
         self.cam_norm_q = nn.RMSNorm(inner, eps=NORM_EPS) if qk_norm else nn.Identity()
         self.cam_norm_k = nn.RMSNorm(inner, eps=NORM_EPS) if qk_norm else nn.Identity()
         self.cam_depth = DepthHead(width) if encoding.content_channels else None
+        self.cam_map = nn.Linear(LatitudeUp.channels, width) if has_map else None
         self.cam_history = HistoryAttention(width, heads, encoding.head_dim) if has_history else None
         nn.init.zeros_(self.cam_out.weight)
         nn.init.zeros_(self.cam_out.bias)
@@ -105,6 +108,9 @@ class CameraAttention(CameraProcessor):
         """What the branch adds to self-attention, in the dtype of hidden."""
         x, views = self._computed(hidden), condition.cameras.views
         x = x.unflatten(0, (-1, views)).flatten(1, 2)  # all views of a clip see each other
+        if self.cam_map is not None:
+            assert condition.features is not None
+            x = x + self.cam_map(condition.features.to(self.cam_map.weight.dtype)).to(x.dtype)
         q, k, v = self.projected(x)
         if condition.gather is not None:
             k, v = condition.gather(k, 2), condition.gather(v, 2)

@@ -37,7 +37,7 @@ from merope.adapters.rerope import Bands, CarvedAttention, check_carve
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan
 from merope.attention.visible_cameras import Visibility
-from merope.encodings.additive import AdditiveFeatures
+from merope.encodings.additive import AdditiveFeatures, LatitudeUp
 from merope.encodings.protocol import Encoding
 from merope.encodings.tokens import Times
 from merope.errors import invalid
@@ -65,6 +65,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         qk_norm: QKNorm = None,
         carve: Bands | None = None,
         translation_scale: float = 1.0,
+        latitude_up: bool = False,
         across_views: bool = True,
         history: HistoryPath | None = None,
         base_model: str = "",
@@ -124,8 +125,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         of_base = self.family.heads(config["base"], config["compression"])
         heads, self.head_dim = branch_heads(*of_base, config["compression"])
         self.encoding = make_encoding(config["encoding"], self.head_dim, self._options(), config["translation_scale"])
-        has_history = config["history"] == "ca"
-        return CameraAttention(self._width(), heads, self.encoding, config["qk_norm"], has_history)
+        parts = (config["history"] == "ca", config["latitude_up"])
+        return CameraAttention(self._width(), heads, self.encoding, config["qk_norm"], *parts)
 
     def _carved(self) -> CameraProcessor:
         config = self.config
@@ -178,6 +179,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
             located = _appended(located, references)
+        located = self._told_up(located, latents)
         if self.features is not None:
             features = self.features.features(located.cameras, located.grid)
             if cameras.views > 1:  # every sample has those of its own view
@@ -218,7 +220,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         earlier = keys.count - own.count
         located = CameraCondition(keys.at(slice(earlier, None)), self._grid(latents), times[earlier:])
         plan = self.encoding.plan(located.cameras, located.grid, key=keys, times=located.times, key_times=times)
-        located = replace(located, plan=self.ready(plan, latents))
+        located = replace(self._told_up(located, latents), plan=self.ready(plan, latents))
         return located if references is None else self._looking_across(located, references, latents)
 
     def _check_rig(self, history: HistoryReferences | None, sees: Visibility | None) -> None:
@@ -258,10 +260,18 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         assert self.encoding is not None
         times = torch.arange(whole.cameras.count) if whole.times is None else torch.as_tensor(whole.times)
         own = whole.cameras.at(share.own)
+        whole = self._told_up(whole, latents, share.own)
         plan = self.encoding.plan(
             own, whole.grid, key=whole.cameras, key_grid=whole.grid, times=times[..., share.own], key_times=times
         )
         return replace(whole, plan=self.ready(plan, latents), gather=share.gather)
+
+    def _told_up(self, located: CameraCondition, latents: Tensor, own: slice = slice(None)) -> CameraCondition:
+        """With the latitude-up map of the tokens of some frames, where the branch has one."""
+        if not self.config["latitude_up"]:
+            return located
+        features = LatitudeUp().features(located.cameras.at(own), located.grid)
+        return replace(located, features=features.to(plan_dtype(latents)))
 
     def ready(self, plan: AttentionPlan, latents: Tensor) -> AttentionPlan:
         """The plan in the precision of the transforms, with the tables of the kernels that will run it."""

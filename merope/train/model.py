@@ -39,7 +39,7 @@ BRANCH_SEED_OFFSET = 1
 
 KIND_OF_BRANCH = (
     *("base", "encoding", "encoding_options", "integration", "compression", "blocks"),
-    *("qk_norm", "carve", "translation_scale", "history"),
+    *("qk_norm", "carve", "translation_scale", "latitude_up", "history"),
 )
 """What must agree between a saved branch and the config that goes on from it."""
 
