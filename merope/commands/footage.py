@@ -46,7 +46,8 @@ def add_from_videos(parser: argparse.ArgumentParser) -> None:
 
 def _from_videos(options: argparse.Namespace) -> int:
     require_files(options, "--speed-logs", "--lens", "--checkpoint", "--estimates")
-    from merope.datasets.from_videos import FromVideos, training_set
+    from merope.datasets.footage_pieces import FromVideos
+    from merope.datasets.from_videos import training_set
     from merope.errors import invalid
     from merope.evaluate.recover import EstimatorChoice, built
 
@@ -73,7 +74,8 @@ def _from_videos(options: argparse.Namespace) -> int:
     def recover(piece: str, frames: "Tensor", known: "Lens | None") -> "PoseEstimate | None":
         return _recovered(choice, options.estimates, piece, frames, known)
 
-    records = training_set(options.videos, options.out, settings, recover, lens, about)
+    calibrate = options.estimates is None
+    records = training_set(options.videos, options.out, settings, recover, lens, about, calibrate)
     left_out = [record for record in records if not record["kept"]]
     for record in left_out:
         print(f"left out {record['piece']}: {record['reason']}")

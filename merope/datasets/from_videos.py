@@ -1,6 +1,7 @@
 """From a folder of videos without poses to a training set: pieces of one rate and size, with poses in metres.
 
     settings.json           what decides the content; a folder of something else is not added to
+    lens.json               the lens of all videos, where it was estimated
     videos/<piece>.mp4      frames of a piece at the rate and size of training
     poses/<piece>.json      their cameras in our JSON: metres, lens, times
     pieces/<piece>.json     whether a piece was kept, its scale, or why it was left out
@@ -12,9 +13,12 @@ written, so a run that was stopped goes on with the next piece.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -22,18 +26,20 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from merope.curation.path_tables import PathTable, curate_table
+from merope.datasets.footage_pieces import FromVideos, Piece, pieces
 from merope.datasets.metric_scale import height_above_road, logged_way, path_length
 from merope.datasets.videos import VideoSource, read_video_rows
 from merope.draw.progress import show_line
 from merope.errors import invalid
-from merope.formats import validate, write
+from merope.formats import read, validate, write
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import decoded_frames, rate_and_size, write_video
+from merope.formats.video import write_video
 from merope.formats.writing import replace_text, replacing
-from merope.geometry.lens_batches import picked, resized
-from merope.geometry.lenses import Lens
+from merope.geometry.lens_batches import parameters, picked, resized
+from merope.geometry.lenses import Lens, Pinhole
 
 SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm")
+CALIBRATED = 5  # pieces that an unknown lens is estimated from
 LEAST_WAY_M = 1.0  # of a piece: less says nothing about scale
 STILL = 1e-3  # of the distance of its points, or of 1 where there are none: a path that is shorter does not move
 
@@ -77,63 +83,24 @@ class Recover(Protocol):
         """None: not yet, as the answer of another program is still to come."""
 
 
-@dataclass(frozen=True)
-class FromVideos:
-    """What decides a training set, besides its videos. One of the last three gives metres."""
-
-    fps: float = 12.0
-    frames: int = 49  # of a clip
-    step: int = 24  # frames between the beginnings of clips
-    piece_frames: int = 121  # recovered together, at most
-    height: int = 288  # of the written frames
-    width: int = 512
-    longest_side: int = 768  # of the frames that poses are recovered from, at most
-    speed_m_s: float | None = None  # on average, in every piece
-    speed_logs: Path | None = None  # folder with <video>.csv: time_s, speed_m_s
-    camera_height_m: float | None = None  # above the road
-
-    def __post_init__(self) -> None:
-        given = [name for name in SCALES if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise invalid("the scale", f"known from one of {', '.join(SCALES)}", " and ".join(given), "leave one out")
-        for name in ("fps", "frames", "step", "height", "width", "longest_side", *given):
-            value = getattr(self, name)
-            if not isinstance(value, Path) and not value > 0:
-                raise invalid(name, "positive", value, "see docs/from-videos.md")
-        if self.piece_frames < self.frames or self.frames < 2:
-            expected = f"at least the {self.frames} frames of a clip, which are two at least"
-            raise invalid("piece_frames", expected, self.piece_frames, "recover longer pieces")
-        if self.height % 2 or self.width % 2:
-            raise invalid("size", "even in height and width", f"{self.height}×{self.width}", "H.264 wants it")
-
-
-SCALES = ("speed_m_s", "speed_logs", "camera_height_m")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of frames of a video at the rate of training."""
-
-    video: str  # its stem
-    number: int
-    frames: Tensor  # uint8 [T, H, W, 3], at most as large as asked for
-    start_s: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.video}-{self.number:03d}"
-
-
 def training_set(
-    videos: Path, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None = None, about: str = ""
+    videos: Path,
+    out: Path,
+    settings: FromVideos,
+    recover: Recover,
+    lens: Lens | None = None,  # of all videos
+    about: str = "",  # how poses are recovered, in any words that tell it
+    calibrate: bool = False,  # whether an unknown lens is first estimated from a few pieces, for all
 ) -> list[dict[str, Any]]:  # the record of every piece
-    """Make the training set, or go on with it. `about` says how poses are recovered, in any words that tell it."""
+    """Make the training set, or go on with it."""
     files = sorted(file for file in videos.iterdir() if file.suffix.lower() in SUFFIXES)
     stems = [file.stem for file in files]
     if not files or len(set(stems)) < len(stems):
         got = "two of one name" if files else f"none that end in {', '.join(SUFFIXES)}"
         raise invalid(str(videos), "a folder with videos of different names", got, "check the folder")
     _begin(out, {**asdict(settings), "recovered_by": about})
+    if lens is None and calibrate:
+        lens = _estimated_lens(files, out, settings, recover)
     records: list[dict[str, Any]] = []
     for file in files:
         records += _of_video(file, out, settings, recover, lens)
@@ -151,13 +118,39 @@ def _begin(out: Path, settings: dict[str, Any]) -> None:
     replace_text(file, text)
 
 
+def _estimated_lens(files: Sequence[Path], out: Path, settings: FromVideos, recover: Recover) -> Lens | None:
+    """One lens for the videos of one camera: the median of what a few pieces say. A straight drive says little."""
+    file = out / "lens.json"
+    if file.exists():
+        return read(file).lens
+    each, focals, size = -(-CALIBRATED // len(files)), list[float](), (settings.width, settings.height)
+    for video in files[:: -(-len(files) // CALIBRATED)]:
+        for piece in islice(pieces(video, settings), each):
+            show_line(f"{piece.name}: looking for the lens")
+            found = recover(piece.name, piece.frames, None)
+            if found is not None and found.lens is not None and int(found.valid.sum()) > 1:
+                focals += (parameters(found.lens)["fx"] / found.lens.width).flatten().tolist()[:1]
+                size = (piece.frames.shape[2], piece.frames.shape[1])
+    if not focals:
+        return None
+    width, height = size
+    focal = median(focals) * width
+    fov_deg = [round(math.degrees(2 * math.atan(0.5 / each))) for each in (median(focals), max(focals), min(focals))]
+    say = "the lens sees {}° across; {} pieces say {}° to {}°"
+    show_line(say.format(fov_deg[0], len(focals), *fov_deg[1:]), keep=True)
+    lens = Pinhole(focal, focal, width / 2, height / 2, width, height)
+    with replacing(file) as part:
+        write(Trajectory(torch.eye(4, dtype=torch.float64)[None], True, "estimated", lens=lens), part)
+    return lens
+
+
 def _of_video(file: Path, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None) -> list[dict[str, Any]]:
     """The records of all pieces of a video. Videos that are done are not read again."""
     whole = out / "pieces" / f"{file.stem}.done.json"
     if whole.exists():
         return json.loads(whole.read_text(encoding="utf-8"))
     records, is_done = [], True
-    for piece in _pieces(file, settings):
+    for piece in pieces(file, settings):
         done = out / "pieces" / f"{piece.name}.json"
         if done.exists():
             records.append(json.loads(done.read_text(encoding="utf-8")))
@@ -173,33 +166,6 @@ def _of_video(file: Path, out: Path, settings: FromVideos, recover: Recover, len
     if is_done:
         replace_text(whole, json.dumps(records, indent=1) + "\n")
     return records
-
-
-def _pieces(file: Path, settings: FromVideos) -> Iterator[Piece]:
-    """The frames nearest to the wanted rate, some at a time. The last piece of a video may be short."""
-    rate_hz, width, height = rate_and_size(file)
-    if settings.fps > rate_hz * 1.01:
-        fix = f"ask for --fps {rate_hz:g}, or leave the video out"
-        raise invalid(str(file), f"at least {settings.fps:g} frames per second", f"{rate_hz:g}", fix)
-    shrink = min(1.0, settings.longest_side / max(width, height))
-    size = (2 * round(height * shrink / 2), 2 * round(width * shrink / 2))
-    frames: list[Tensor] = []
-    taken = 0
-    for index, frame in enumerate(decoded_frames(file, *size)):
-        if index < round(taken * max(rate_hz / settings.fps, 1.0)):
-            continue
-        frames.append(frame)
-        taken += 1
-        if len(frames) == settings.piece_frames:
-            yield _piece(file, frames, taken, settings)
-            frames = []
-    if frames:
-        yield _piece(file, frames, taken, settings)
-
-
-def _piece(file: Path, frames: Sequence[Tensor], taken: int, settings: FromVideos) -> Piece:
-    first = taken - len(frames)
-    return Piece(file.stem, first // settings.piece_frames, torch.stack(list(frames)), first / settings.fps)
 
 
 def _of_piece(

@@ -1,7 +1,6 @@
 """Metres for paths of arbitrary scale: from a known speed, or from how high the camera stands above the road."""
 
 import csv
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,12 @@ from torch import Tensor
 from merope.errors import invalid
 
 STEP_S = 0.25  # over which a path is measured: noise of single frames would make it longer
-TRIALS = 400  # planes that are tried
-FLAT_DEG = 20.0  # between the road and what is level for the cameras, at most
-WITHIN = 0.04  # of the camera's height: points that count as road
-LEAST_POINTS = 30
+WITHIN = 0.04  # of its depth below the camera: how far the points of a road may differ
+NEAR = 10.0  # in heights of the camera: points so far away are still exact
+LEAST_POINTS = 16
+LEAST_DEPTH = 1e-3  # of the way: points higher than this are beside the camera
+LEVEL = 0.01  # share of the cameras' own axes in what is down, along the way
+ROUNDS = 3
 
 
 def path_length(
@@ -51,44 +52,35 @@ def height_above_road(
     world_from_camera: Tensor,  # [T, 4, 4]
     points: Tensor,  # [N, 3]
 ) -> float | None:
-    """How high the cameras stand above the plane that most points below them lie on, in the unit of the path.
+    """How high the cameras stand above the road, in the unit of the path; None where too few points show one.
 
-    None where no such plane is found. Cameras are taken to be about level.
+    Down is where the cameras' y axes point, but for what lies along the way: a camera may look down at the road. Each
+    point has a depth below the camera that is nearest. Houses and cars have all depths; the road has one.
     """
     poses, places = world_from_camera.numpy(), points.numpy()
-    centres, down = poses[:, :3, 3], poses[:, :3, 1].mean(axis=0)
-    down /= np.linalg.norm(down)
-    reach = np.linalg.norm(centres[-1] - centres[0]) + 1e-12
-    drop = (places - centres.mean(axis=0)) @ down
-    near = np.linalg.norm(places[:, None] - centres[:: max(1, len(centres) // 8)], axis=-1).min(axis=1) < reach
-    below = places[(drop > 0) & near & np.isfinite(places).all(axis=1)]
-    if len(below) < LEAST_POINTS:
+    offsets = places[:, None] - poses[None, :, :3, 3]  # [N, T, 3]
+    distance = np.linalg.norm(offsets, axis=-1)
+    nearest = distance.argmin(axis=1)
+    rows = np.arange(len(places))
+    depth, distance = offsets[rows, nearest] @ _down(poses), distance[rows, nearest]
+    is_below = depth > LEAST_DEPTH * np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=-1).sum()
+    depth, distance = depth[is_below], distance[is_below]
+    if len(depth) < LEAST_POINTS:
         return None
-    dice, best = np.random.default_rng(0), np.zeros(len(below), dtype=bool)
-    for _ in range(TRIALS):
-        corners = below[dice.choice(len(below), 3, replace=False)]
-        is_road = _on_plane(
-            below, centres, down, np.cross(corners[1] - corners[0], corners[2] - corners[0]), corners[0]
-        )
-        best = is_road if is_road.sum() > best.sum() else best
-    if best.sum() < LEAST_POINTS:
-        return None
-    road = below[best]
-    normal = np.linalg.svd(road - road.mean(axis=0), full_matrices=False)[2][-1]
-    return float(np.median(np.abs((centres - road.mean(axis=0)) @ normal)))
+    order = np.sort(depth)
+    like = np.searchsorted(order, order * (1 + WITHIN)) - np.searchsorted(order, order * (1 - WITHIN))
+    height = float(order[like.argmax()])
+    for _ in range(ROUNDS):  # near points are the exact ones
+        is_road = (np.abs(depth / height - 1) < 2 * WITHIN) & (distance < NEAR * height)
+        if is_road.sum() < LEAST_POINTS // 2:
+            return None if like.max() < LEAST_POINTS else height
+        height = float(np.median(depth[is_road]))
+    return height
 
 
-def _on_plane(
-    points: NDArray[np.float64],  # [N, 3]
-    centres: NDArray[np.float64],  # [T, 3]
-    down: NDArray[np.float64],  # [3]
-    normal: NDArray[np.float64],  # [3], of any length
-    place: NDArray[np.float64],  # [3]
-) -> NDArray[np.bool_]:  # [N]
-    """Which points lie on a plane that may be the road; none if it may not."""
-    length = np.linalg.norm(normal)
-    if length < 1e-12 or abs(normal @ down) < math.cos(math.radians(FLAT_DEG)) * length:
-        return np.zeros(len(points), dtype=bool)
-    normal = normal / length
-    height = np.median(np.abs((centres - place) @ normal))
-    return np.abs((points - place) @ normal) < WITHIN * height
+def _down(poses: NDArray[np.float64]) -> NDArray[np.float64]:  # [T, 4, 4] -> [3]
+    """The mean y axis of the cameras without its share along the directions of travel."""
+    steps = np.diff(poses[:, :3, 3], axis=0)
+    spread = steps.T @ steps / np.square(steps).sum()
+    down: NDArray[np.float64] = np.linalg.solve(spread + LEVEL * np.eye(3), poses[:, :3, 1].mean(axis=0))
+    return down / np.linalg.norm(down)

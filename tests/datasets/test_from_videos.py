@@ -12,7 +12,8 @@ from torch import Tensor
 
 from merope.cli import main
 from merope.curation.curate import read_manifest
-from merope.datasets.from_videos import FromVideos, training_set
+from merope.datasets.footage_pieces import FromVideos
+from merope.datasets.from_videos import training_set
 from merope.datasets.metric_scale import height_above_road, logged_way
 from merope.datasets.videos import VideoSource, read_video_rows
 from merope.evaluate.estimators.estimator import PoseEstimate
@@ -204,3 +205,22 @@ def test_colmap_recovers_a_rendered_video(tmp_path: Path) -> None:
     turn = torch.acos(((error[:, [0, 1, 2], [0, 1, 2]].sum(-1) - 1) / 2).clamp(-1, 1))
     assert float(turn.rad2deg().mean()) < 0.5
     assert float(error[1:, :3, 3].norm(dim=-1).mean()) < 0.01 * way_m
+
+
+def test_an_unknown_lens_is_the_median_of_what_pieces_say(tmp_path: Path) -> None:
+    write_footage(tmp_path / "in", a=18, b=6)
+    focals = iter((60.0, 20.0, 30.0, 31.0))
+    given: list[Lens | None] = []
+
+    def recover(piece: str, frames: Tensor, lens: Lens | None) -> PoseEstimate:
+        given.append(lens)
+        return answer(len(frames), lens=Pinhole(next(focals), 30.0, 24.0, 16.0, 48, 32) if lens is None else None)
+
+    training_set(tmp_path / "in", tmp_path / "out", SETTINGS, recover, calibrate=True)
+    assert given[:4] == [None] * 4
+    assert [float(lens.fx) for lens in given[4:] if lens is not None] == pytest.approx([30.5] * 4)
+    assert float(read(tmp_path / "out" / "poses" / "b-000.json").lens.fx) == pytest.approx(30.5 / 2)
+    (tmp_path / "out" / "pieces" / "b-000.json").unlink()
+    (tmp_path / "out" / "pieces" / "b.done.json").unlink()
+    training_set(tmp_path / "in", tmp_path / "out", SETTINGS, recover, calibrate=True)  # the lens is kept
+    assert len(given) == 9
