@@ -107,7 +107,8 @@ class CameraAttention(CameraProcessor):
     ) -> Tensor:  # [B, N, width]
         """What the branch adds to self-attention, in the dtype of hidden."""
         x, views = self._computed(hidden), condition.cameras.views
-        x = x.unflatten(0, (-1, views)).flatten(1, 2)  # all views of a clip see each other
+        if views > 1:  # all views of a clip see each other
+            x = x.unflatten(0, (-1, views)).flatten(1, 2)
         if self.cam_map is not None:
             assert condition.features is not None
             x = x + self.cam_map(condition.features.to(self.cam_map.weight.dtype)).to(x.dtype)
@@ -121,7 +122,8 @@ class CameraAttention(CameraProcessor):
         else:
             attended = self._attended_under_own_plan(q, k, v, x, condition)
         out: Tensor = self.cam_out(attended.transpose(1, 2).flatten(2))
-        return out.unflatten(1, (views, -1)).flatten(0, 1).to(hidden.dtype)
+        out = out if views == 1 else out.unflatten(1, (views, -1)).flatten(0, 1)
+        return out.to(hidden.dtype)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attended_under_own_plan(
