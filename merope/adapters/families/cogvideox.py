@@ -74,4 +74,5 @@ COGVIDEOX = CogVideoXFamily(
     doubles_batch=True,
     text_first=True,
     compiles_blocks=False,
+    casts_latents=False,
 )

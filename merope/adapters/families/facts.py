@@ -38,6 +38,8 @@ class Family:
     not_trained: why `merope train` does not take it; empty where it does. All methods below `video` are for training
         and for `merope analyse`, and may be left out with it.
     not_generated: why `merope generate` does not take it; empty where it does.
+    pipeline: class of diffusers that it runs in, whichever one its folder names; empty for that of the folder.
+    casts_latents: its pipeline brings latents to the precision of the VAE, which may then be float32.
     """
 
     transformer: str
@@ -58,6 +60,8 @@ class Family:
     compiles_blocks: bool = True
     not_trained: str = ""
     not_generated: str = ""
+    pipeline: str = ""
+    casts_latents: bool = True
 
     def base(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What must agree between a branch and its base model. The first five are known to every branch."""
@@ -109,6 +113,10 @@ class Family:
         """The frames of latents that are not normalised."""
         frames: Tensor = vae.decode(latents, return_dict=False)[0]
         return frames
+
+    def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
+        """The arguments of a pipeline's call that set its guidance by text."""
+        return {"guidance_scale": scale}
 
     def noising(self, scheduler: Any) -> Noising:
         """How it mixes data and noise."""

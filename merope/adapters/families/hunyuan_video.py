@@ -40,6 +40,10 @@ class HunyuanVideoFamily(Family):
         pooled = rows[:, -1, : config["pooled_projection_dim"]]
         return {"encoder_hidden_states": text, "encoder_attention_mask": mask, "pooled_projections": pooled}
 
+    def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
+        """By a second pass; `guidance_scale` is an input of the transformer."""
+        return {"true_cfg_scale": scale}
+
     def timed(self, config: Mapping[str, Any], times: Tensor) -> dict[str, Any]:
         guidance = torch.full_like(times, 1000 * GUIDANCE) if config["guidance_embeds"] else None
         return {"timestep": times, "guidance": guidance}
@@ -47,6 +51,11 @@ class HunyuanVideoFamily(Family):
 
 class HunyuanVideo15Family(Family):
     """Two texts with masks. Latents come with those of an image and a mask of it, zeros without one."""
+
+    def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
+        """Its guidance is a component of the pipeline."""
+        pipe.guider = pipe.guider.new(guidance_scale=scale)
+        return {}
 
     def text(self, pipeline: Any, caption: str) -> Tensor:  # [L, D + 1]
         """The second text stands below the first."""

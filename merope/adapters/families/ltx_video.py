@@ -75,4 +75,5 @@ LTX_VIDEO = LTXVideoFamily(
     latent_stride=8,
     doubles_batch=True,
     timesteps="token",
+    pipeline="LTXPipeline",  # others give places of tokens, not the grid
 )
