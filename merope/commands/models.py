@@ -237,8 +237,8 @@ def _analyse(options: argparse.Namespace) -> int:
     warn_of_idle_weights(model, branch, transformer)
     path = read_clip_path(source)
     assert path.lens is not None
-    analysis = analyse_model(config, Cameras(path.world_from_camera, path.lens))
-    for block, amplitude, share in zip(analysis.blocks, analysis.amplitude, analysis.share, strict=True):
-        print(f"block {block:>3}  amplitude {float(amplitude):.4f}  {float(share):6.1%} of all")
+    for name, analysis in analyse_model(config, Cameras(path.world_from_camera, path.lens)).items():
+        for block, amplitude, share in zip(analysis.blocks, analysis.amplitude, analysis.share, strict=True):
+            print(f"{name} block {block:>3}  amplitude {float(amplitude):.4f}  {float(share):6.1%} of all")
     print(f"wrote {options.out / 'analysis.json'}, amplitude.png and attention-mass.png")
     return 0
