@@ -22,7 +22,8 @@ def has_own_pipeline(
 ) -> bool:
     """Whether a model runs in its own pipeline, not in `CameraVideoPipeline`."""
     is_wan = (index.get("transformer") or (None, WAN.transformer))[1] == WAN.transformer
-    return not is_wan or bool((index.get("transformer_2") or (None,))[0])
+    has_two = bool((index.get("transformer_2") or (None,))[0])
+    return not is_wan or has_two or str(index.get("_class_name")).endswith("ImageToVideoPipeline")
 
 
 class BaseVideo(FrameCoding):

@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from adapters.family_pipelines import MASKS, PROMPT, SIZE, skyreels
+from adapters.family_pipelines import PIPELINES, PROMPT, SIZE, model, unipc, wan_vae
 from adapters.wan_models import perturb, tiny_config
 from family_folders import FOLDERS, write_folder
 from generate_files import arguments
-from tiny_pipelines import HEIGHT, WIDTH
+from tiny_pipelines import HEIGHT, WIDTH, tiny_text
 
 import merope
 from merope.cli import main
@@ -80,30 +81,53 @@ def test_a_prefix_changes_the_clip(
     assert (written["with"].float() - written["without"].float()).abs().mean() > 1
 
 
-@pytest.mark.parametrize("name", ["ltx", "a14b", "skyreels"])
+def test_an_image_to_video_model_begins_with_the_first_frame(
+    files: Path, tmp_path: Path, written: dict[str, torch.Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, text_encoder = tiny_text()
+    transformer = model("wan", in_channels=12)
+    pipe = diffusers.WanImageToVideoPipeline(tokenizer, text_encoder, wan_vae(), unipc(), transformer=transformer)
+    pipe.save_pretrained(tmp_path / "i2v")
+    merope.attach(transformer, tiny_config())
+    merope.detach(transformer).save_pretrained(tmp_path / "i2v-branch")
+    image = {"prefix": files / "street.mp4", "prefix_frames": 1, "steps": 1}
+    assert main(command(files, tmp_path, "i2v", tmp_path / "clip.mp4", **image)) == 0
+    assert "in WanImageToVideoPipeline: the first frame as an image, text and cameras" in capsys.readouterr().err
+    assert written["clip"].shape == (9, HEIGHT, WIDTH, 3)
+    for changes, message in (
+        ({"prefix": None}, "given: it wants an image"),
+        ({"prefix_frames": 5}, "must be 1, got 5"),
+    ):
+        assert main(command(files, tmp_path, "i2v", tmp_path / "clip.mp4", **{**image, **changes})) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a14b", "skyreels", "ltx_video", "ltx2"])
 def test_clean_frames_stay_clean_at_time_zero(name: str) -> None:
-    """In both experts of A14B, of which one has a step each, and where guidance doubles a batch."""
+    """In both experts of A14B, of which each has one of the two steps, and where guidance doubles a batch."""
     torch.manual_seed(0)
-    pipe = skyreels()[0] if name == "skyreels" else FOLDERS[name]()
+    pipe, call = (FOLDERS[name](), {**SIZE, **PROMPT}) if name in FOLDERS else PIPELINES[name]()
     pipe.set_progress_bar_config(disable=True)
-    video, call = BaseVideo(pipe), {**SIZE, **PROMPT, "width": 64}
-    if name == "ltx":
-        call |= {**MASKS, "num_frames": 17}
-    seen: list[torch.Tensor] = []
+    video, seen, kept = BaseVideo(pipe), [], []
     for transformer in video.transformers.values():
-        transformer.register_forward_pre_hook(lambda _, a, k: seen.append(k["timestep"]), with_kwargs=True)
-    clean = torch.randn(1, 4, 1, SIZE["height"] // video.strides.pixels, 64 // video.strides.pixels)
-    dice = {"generator": torch.Generator().manual_seed(0), "num_inference_steps": 2, "output_type": "latent"}
-    with clean_prefix(video, clean) as callback:
-        latents = pipe(**call, **dice, **callback).frames
-    if name == "ltx":
-        latents = latents.mT.unflatten(2, (3, *clean.shape[3:]))
+        transformer.register_forward_pre_hook(lambda _, a, kwargs: seen.append(kwargs), with_kwargs=True)
+    clean = torch.randn(1, 4, 1, *video.strides.latent_size(call["height"], call["width"]))
+    with clean_prefix(video, clean) as given:
+        put_back = given["callback_on_step_end"]
+
+        def keep(*args: Any) -> dict[str, torch.Tensor]:
+            kept.append(put_back(*args)["latents"])
+            return {"latents": kept[-1]}
+
+        pipe(**call, num_inference_steps=2, output_type="latent", callback_on_step_end=keep)
+    latents = video.family.video({**seen[-1], "hidden_states": kept[-1]})
     assert torch.equal(latents[:, :, :1], clean)
-    assert len({id(each) for each in seen}) >= 2
-    for times in seen:
-        of_frames = times.unflatten(1, (3, -1))
-        assert (of_frames[:, 0] == 0).all()
-        assert (of_frames[:, 1:] > 0).all()
+    assert not torch.equal(kept[0], kept[1])
+    for arguments_given in seen:
+        times = arguments_given["timestep"].unflatten(1, (3, -1))  # of three frames
+        assert (times[:, 0] == 0).all()
+        assert (times[:, 1:] > 0).all()
+        assert (video.family.video(arguments_given)[:, :, :1] == clean).all()
 
 
 @pytest.mark.parametrize(
