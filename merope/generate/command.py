@@ -105,7 +105,7 @@ def load_pipeline(config: GenerateConfig) -> "CameraVideoPipeline":
     """Model and branch on their device. The VAE stays in float32: in half precision it bands."""
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
-    from merope.adapters.wan import load_branch
+    from merope.adapters.attachment import load_branch
     from merope.generate.camera_video import CameraVideoPipeline
 
     dtype = getattr(torch, config.run_dtype)

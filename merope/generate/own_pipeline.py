@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from merope.adapters.attachment import cameras as giving_cameras
+from merope.adapters.attachment import load_branch
 from merope.adapters.families.facts import Family
-from merope.adapters.wan import cameras as giving_cameras
-from merope.adapters.wan import load_branch
 from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.base_video import BaseVideo

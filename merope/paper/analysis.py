@@ -24,12 +24,12 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
+from merope.adapters.attachment import attached_branch, load_branch
 from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.conditioning import taken_off
 from merope.adapters.families import family_of
 from merope.adapters.families.facts import Family
 from merope.adapters.families.noise import FLOW_MATCHING, Noising
-from merope.adapters.wan import attached_branch, load_branch
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.writing import replace_text

@@ -14,6 +14,7 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from merope.adapters.attachment import attach, attached_branch
 from merope.adapters.camera_branch import CameraBranch, check_causal
 from merope.adapters.causal_wan import attach_causal, teacher_forcing
 from merope.adapters.families import family_of
@@ -21,7 +22,6 @@ from merope.adapters.families.facts import Family
 from merope.adapters.families.noise import Noising
 from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
-from merope.adapters.wan import attach, attached_branch
 from merope.datasets.world_data import WorldData
 from merope.encodings import ENCODINGS
 from merope.errors import invalid

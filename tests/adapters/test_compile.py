@@ -10,10 +10,10 @@ from family_models import CASES, output
 from torch._dynamo.utils import counters
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
+from merope.adapters.attachment import attach, attached_branch
 from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.conditioning import CameraCondition
 from merope.adapters.families import FAMILIES
-from merope.adapters.wan import attach, attached_branch
 from merope.attention.plan import AttentionPlan
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from wan_models import cameras, perturb, tiny_config
 
 import merope
+from merope.adapters.attachment import attach, detach, load_branch
 from merope.adapters.families import FAMILIES
-from merope.adapters.wan import attach, detach, load_branch
 from merope.geometry.cameras import Cameras
 from merope.geometry.poses import rigid
 

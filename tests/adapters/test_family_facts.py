@@ -13,9 +13,9 @@ from family_models import CASES, output, wan_like
 from wan_models import cameras, perturb, tiny_config, tiny_wan
 
 import merope
+from merope.adapters.attachment import attach, detach, load_branch
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.families import FAMILIES
-from merope.adapters.wan import attach, detach, load_branch
 from merope.geometry.cameras import Cameras
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bases.md").read_text()

@@ -15,7 +15,7 @@ from scenes import straight_drive
 from tiny_pipelines import LENS, pixel_pipeline
 
 from merope import formats
-from merope.adapters.wan import attach, detach
+from merope.adapters.attachment import attach, detach
 from merope.cli import main
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.trajectories import driving_path

@@ -19,8 +19,8 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH, dice, drive, tiny_pipeline
 from torch import Tensor
 
 from merope import formats
+from merope.adapters.attachment import attach, detach
 from merope.adapters.history import HistoryReferences
-from merope.adapters.wan import attach, detach
 from merope.cli import main
 from merope.formats.trajectory import Trajectory
 from merope.generate.preflight import outline_model

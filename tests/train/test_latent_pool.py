@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file
 from torch import Tensor
 
-from merope.adapters.wan import load_branch
+from merope.adapters.attachment import load_branch
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.train.build import build_stream
