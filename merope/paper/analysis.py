@@ -183,7 +183,7 @@ def analyse_model(config: AnalyseConfig, cameras: Cameras) -> dict[str, Analysis
     import_module("matplotlib")  # which draws at the end
     outline = outline_model(config.model, config.transformer, own_pipeline=True)
     strides, family = outline.strides, outline.family
-    if family.not_trained:
+    if family.not_trained or family.image_channels(outline.transformer.config):
         fix = "run its own pipeline inside of merope.paper.analysis.recording(pipe.transformer)"
         raise invalid("--model", "of a family that merope can sample from", family.models, fix)
     strides.check(config.height, config.width, cameras.count, "--frames")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
@@ -41,7 +42,7 @@ def read_pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline |
         if as_json(found) != as_json(size):
             fix = "leave model.architecture out, or name a model of these sizes"
             raise invalid("model.pretrained", f"a transformer with {key} = {size}", found, fix)
-    return _checked(BaseVideo(pipeline)) if own else pipeline
+    return BaseVideo(pipeline) if own else pipeline
 
 
 def _index(config: TrainConfig) -> Mapping[str, Any]:
@@ -69,6 +70,9 @@ def _check_recipe(config: TrainConfig, index: Mapping[str, Any], sharded: bool) 
     name, prefix = f"for {family.models}", config.objective.prefix_frames
     if family.not_trained:
         raise invalid("model.pretrained", "a family that can be trained", family.models, family.not_trained)
+    if _takes_image(config, index, family):
+        fix = "use the text-to-video model of the family: clips have no image to give"
+        raise invalid("model.pretrained", "a model of text alone", "one that is given an image", fix)
     if prefix and family.timesteps == "clip":
         fix = "set objective.prefix_frames = 0: it has one timestep for all frames of a clip"
         raise invalid(f"objective.prefix_frames {name}", "0", prefix, fix)
@@ -96,14 +100,11 @@ def _check_experts(config: TrainConfig, sharded: bool) -> None:
         raise invalid("ranks for a model of two transformers", "one", "several", fix)
 
 
-def _checked(video: BaseVideo) -> BaseVideo:
-    """Refuse models of images: clips have none to give."""
-    family: Family = video.family
-    channels = family.image_channels(video.transformer.config)
-    if channels or getattr(video.pipe, "image_encoder", None) is not None:
-        fix = "use the text-to-video model of the family"
-        raise invalid("model.pretrained", "a model of text alone", "one that is given an image", fix)
-    return video
+def _takes_image(config: TrainConfig, index: Mapping[str, Any], family: Family) -> bool:
+    """Whether a model is given an image beside the text."""
+    kind = getattr(diffusers, family.transformer)
+    sizes = kind.load_config(config.model.pretrained, subfolder="transformer")
+    return bool(family.image_channels(sizes)) or bool((index.get("image_encoder") or (None,))[0])
 
 
 def as_json(value: object) -> str:

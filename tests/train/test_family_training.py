@@ -161,6 +161,17 @@ def test_families_without_a_recipe_are_refused_before_weights_are_read(
         build_model(config, torch.device("cpu"), sharded=False)
 
 
+def test_models_of_images_are_refused_before_weights_are_read(tiny_files: Path, tmp_path: Path) -> None:
+    kind = CASES["wan"].kind
+    index = {"_class_name": "WanImageToVideoPipeline", "transformer": ["diffusers", kind]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    sizes = {**CASES["wan"].config, "in_channels": 12}
+    getattr(diffusers, kind)(**sizes).save_config(tmp_path / "transformer")
+    config = config_of(tiny_files, tmp_path, tmp_path / "out")
+    with pytest.raises(ValueError, match="must be a model of text alone, got one that is given an image"):
+        build_model(config, torch.device("cpu"), sharded=False)
+
+
 def test_an_unknown_transformer_gets_the_list(tiny_files: Path, tmp_path: Path) -> None:
     index = {"_class_name": "MochiPipeline", "transformer": ["diffusers", "MochiTransformer3DModel"]}
     (tmp_path / "model_index.json").write_text(json.dumps(index))

@@ -172,7 +172,7 @@ class Family:
 
     def latent_channels(self, config: Mapping[str, Any]) -> int:
         """Of the latents that it denoises, without those of further conditions."""
-        channels: int = config["out_channels"]
+        channels: int = config["out_channels"] or config["in_channels"]
         return channels
 
     def image_channels(self, config: Mapping[str, Any]) -> int:
