@@ -66,7 +66,7 @@ from train_step import (
     trainable_branch,
 )
 
-from merope.adapters.wan import detach
+from merope.adapters.attachment import detach
 from merope.train.model import Model
 from merope.train.provenance import commit
 

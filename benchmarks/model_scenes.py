@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from train_step import PREFIX
 
 from merope.adapters import camera_attention
+from merope.adapters.attachment import attach, detach
 from merope.adapters.branch_config import Blocks, CameraBranchConfig
 from merope.adapters.camera_attention import CameraAttention
-from merope.adapters.wan import attach, detach
 from merope.attention.dispatch import attend
 from merope.attention.plan import AttentionPlan
 from merope.generate.camera_video import CameraVideoPipeline

@@ -22,9 +22,9 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from merope.adapters.attachment import attach
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
-from merope.adapters.wan import attach
 from merope.datasets.world_data import WorldData
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras

@@ -19,11 +19,11 @@ from merope.geometry.lenses import DoubleSphere, Equirectangular, ExtendedUnifie
 from merope.geometry.rigs import Rig
 
 if TYPE_CHECKING:
+    from merope.adapters.attachment import attach, attached_branch, cameras, detach, load_branch
     from merope.adapters.branch_config import CameraBranchConfig
     from merope.adapters.camera_branch import CameraBranch
     from merope.adapters.causal_wan import attach_causal, detach_causal
     from merope.adapters.history import HistoryReferences
-    from merope.adapters.wan import attach, attached_branch, cameras, detach, load_branch
     from merope.generate.camera_video import CameraVideoPipeline
     from merope.generate.history_frames import HistoryFrames
 
@@ -35,13 +35,13 @@ _NEEDS_DIFFUSERS = {
     "CameraVideoPipeline": "merope.generate.camera_video",
     "HistoryFrames": "merope.generate.history_frames",
     "HistoryReferences": "merope.adapters.history",
-    "attach": "merope.adapters.wan",
+    "attach": "merope.adapters.attachment",
     "attach_causal": "merope.adapters.causal_wan",
-    "attached_branch": "merope.adapters.wan",
-    "cameras": "merope.adapters.wan",
-    "detach": "merope.adapters.wan",
+    "attached_branch": "merope.adapters.attachment",
+    "cameras": "merope.adapters.attachment",
+    "detach": "merope.adapters.attachment",
     "detach_causal": "merope.adapters.causal_wan",
-    "load_branch": "merope.adapters.wan",
+    "load_branch": "merope.adapters.attachment",
 }
 """Imported at first use: importing merope alone does not import diffusers."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from adapters.wan_models import perturb, tiny_config, tiny_wan
 from tiny_pipelines import euler, miniature_vae
 
-from merope.adapters.wan import attach, detach
+from merope.adapters.attachment import attach, detach
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.world.clips import WorldClips
 from merope.world.clips_file import write_clips

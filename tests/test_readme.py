@@ -11,7 +11,7 @@ import torch
 from adapters.wan_models import tiny_config, tiny_wan
 from tiny_pipelines import tiny_pipeline
 
-from merope.adapters.wan import attach, detach
+from merope.adapters.attachment import attach, detach
 from merope.cli import main
 from merope.formats.video import write_video
 from merope.train.checkpoint import complete

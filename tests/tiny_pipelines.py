@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-from merope.adapters.wan import attach
+from merope.adapters.attachment import attach
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole

@@ -24,6 +24,7 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from merope.adapters.attachment import attached_branch
 from merope.adapters.camera_attention import CameraProcessor, plan_dtype
 from merope.adapters.camera_branch import CameraBranch, check_causal
 from merope.adapters.causal_attention import CausalAttention, CausalRotary, rotary_plan
@@ -31,7 +32,6 @@ from merope.adapters.causal_history import leading_references, led_by_references
 from merope.adapters.conditioning import CAMERAS, HISTORY, PAST, SEES, TIMES, CameraCondition, attended_dtype
 from merope.adapters.history import HistoryReferences, with_references, without_references
 from merope.adapters.key_cache import KeyCache, KeyReader
-from merope.adapters.wan import attached_branch
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan
 from merope.attention.visible_cameras import Visibility

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from merope.adapters.wan import load_branch
+from merope.adapters.attachment import load_branch
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.video import as_bytes

@@ -81,7 +81,7 @@ def _train_vae(options: argparse.Namespace) -> int:
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to generate")
-    what.add_argument("--model", required=True, help="folder or hub id of a Wan model in diffusers' layout")
+    what.add_argument("--model", required=True, help="folder or hub id of a model in diffusers' layout")
     what.add_argument("--branch", required=True, help='folder or hub id of a camera branch, or "none"')
     what.add_argument("--transformer", help="one that was trained whole, in place of the model's")
     what.add_argument("--prompt", help="text of the clip; required if the model has a text encoder")
@@ -204,7 +204,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def add_analyse(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="folder or hub id of a Wan model in diffusers' layout")
+    parser.add_argument("--model", required=True, help="folder or hub id of a model in diffusers' layout")
     parser.add_argument("--branch", required=True, help="folder or hub id of a camera branch")
     parser.add_argument("--transformer", help="one that was trained whole, in place of the model's")
     parser.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
@@ -239,8 +239,11 @@ def _analyse(options: argparse.Namespace) -> int:
     warn_of_idle_weights(model, branch, transformer)
     path = read_clip_path(source)
     assert path.lens is not None
-    analysis = analyse_model(config, Cameras(path.world_from_camera, path.lens))
-    for block, amplitude, share in zip(analysis.blocks, analysis.amplitude, analysis.share, strict=True):
-        print(f"block {block:>3}  amplitude {float(amplitude):.4f}  {float(share):6.1%} of all")
+    analyses = analyse_model(config, Cameras(path.world_from_camera, path.lens))
+    for name, analysis in analyses.items():
+        if len(analyses) > 1:
+            print(name)
+        for block, amplitude, share in zip(analysis.blocks, analysis.amplitude, analysis.share, strict=True):
+            print(f"block {block:>3}  amplitude {float(amplitude):.4f}  {float(share):6.1%} of all")
     print(f"wrote {options.out / 'analysis.json'}, amplitude.png and attention-mass.png")
     return 0

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from merope import formats
-from merope.adapters.wan import load_branch
+from merope.adapters.attachment import load_branch
 from merope.demo.given_paths import LENSES, beyond_training, given_path, seen_through
 from merope.demo.pictures import Film, animation_frames, film_frames, poster, stacked_films
 from merope.draw.progress import show_line

@@ -20,8 +20,8 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 from transformers import AutoTokenizer, UMT5EncoderModel
 
+from merope.adapters.attachment import attached_branch
 from merope.adapters.history import HistoryReferences
-from merope.adapters.wan import attached_branch
 from merope.errors import invalid
 from merope.generate.conditions import (
     Frames,

@@ -26,6 +26,7 @@ from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import picked_view
 
 if TYPE_CHECKING:
+    from merope.generate.base_video import BaseVideo
     from merope.generate.camera_video import CameraVideoPipeline
     from merope.generate.preflight import ModelOutline
 
@@ -44,11 +45,9 @@ def generate(config: GenerateConfig) -> Path:
     start_s = time.perf_counter()
     check_machine(config)
     path = camera_path(config)
-    outline = checked_model(config, path)
+    outline = checked_model(config, path, own_pipeline=True)
     prefix = None if config.prefix is None else read_prefix(config, outline)
-    pipeline = load_pipeline(config)
-    loaded_s = time.perf_counter()
-    frames = _sampled(pipeline, config, path, prefix)
+    frames, pipeline, loaded_s = (_made if outline.pipeline is None else _made_by_own)(config, outline, path, prefix)
     sampled_s = time.perf_counter()
     _write_clip(config, path, frames, 0 if prefix is None else prefix.shape[-4])
     seconds = {"load": loaded_s - start_s, "generate": sampled_s - loaded_s, "all": time.perf_counter() - start_s}
@@ -71,16 +70,20 @@ def check_machine(config: GenerateConfig) -> None:
             raise invalid("--out", "a name for files", f"{made}, a folder", "choose another name")
 
 
-def checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
-    """Everything that the model's small files can tell."""
+def checked_model(config: GenerateConfig, path: Trajectory, own_pipeline: bool = False) -> "ModelOutline":
+    """Everything that the model's small files can tell; whether others than `CameraVideoPipeline` will do."""
     from merope.generate.preflight import check_branch, outline_model
 
     warn_of_idle_weights(config.model, config.branch, config.transformer)
-    outline = outline_model(config.model, config.transformer)
+    outline = outline_model(config.model, config.transformer, own_pipeline)
     outline.strides.check(config.height, config.width, config.frames, "--frames")
     if config.has_branch:
         check_branch(config.branch, outline, clip_cameras(config, path))
     _check_text(config, outline.has_text)
+    if outline.pipeline is not None:
+        from merope.generate.own_pipeline import check_start
+
+        check_start(config, outline)
     return outline
 
 
@@ -103,7 +106,7 @@ def load_pipeline(config: GenerateConfig) -> "CameraVideoPipeline":
     """Model and branch on their device. The VAE stays in float32: in half precision it bands."""
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
-    from merope.adapters.wan import load_branch
+    from merope.adapters.attachment import load_branch
     from merope.generate.camera_video import CameraVideoPipeline
 
     dtype = getattr(torch, config.run_dtype)
@@ -120,6 +123,25 @@ def load_pipeline(config: GenerateConfig) -> "CameraVideoPipeline":
     else:
         pipeline.to(config.run_device)
     return pipeline
+
+
+Made = tuple[Tensor, "CameraVideoPipeline | BaseVideo", float]
+"""Frames of a clip, uint8 [T, H, W, 3], what made them, and when that was loaded."""
+
+
+def _made(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
+    pipeline = load_pipeline(config)
+    loaded_s = time.perf_counter()
+    return _sampled(pipeline, config, path, prefix), pipeline, loaded_s
+
+
+def _made_by_own(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
+    """In the model's own pipeline, which begins a clip as it can."""
+    from merope.generate.own_pipeline import load_own, own_frames
+
+    pipeline = load_own(config, outline)
+    loaded_s = time.perf_counter()
+    return own_frames(pipeline, config, path_cameras(path), prefix), pipeline, loaded_s
 
 
 def _sampled(
@@ -196,11 +218,16 @@ def _write_clip(
 
 
 def _record(
-    config: GenerateConfig, path: Trajectory, pipeline: "CameraVideoPipeline", seconds: Mapping[str, float]
+    config: GenerateConfig,
+    path: Trajectory,
+    pipeline: "CameraVideoPipeline | BaseVideo",
+    seconds: Mapping[str, float],
 ) -> dict[str, object]:
     """What it takes to make the clip again, and what it took."""
     import merope
+    from merope.generate.base_video import BaseVideo
 
+    is_own = isinstance(pipeline, BaseVideo)  # whose guidance is its own, if none is given
     is_cuda = config.run_device.startswith("cuda")
     steps_m = torch.linalg.vector_norm(path.world_from_camera[:, :3, 3].diff(dim=0), dim=-1)
     return {
@@ -208,7 +235,7 @@ def _record(
         "used": {
             "device": torch.cuda.get_device_name(config.run_device) if is_cuda else platform.machine(),
             "dtype": config.run_dtype,
-            "guidance": text_guidance(config, pipeline.text_encoder is not None),
+            "guidance": config.guidance if is_own else text_guidance(config, pipeline.text_encoder is not None),
             "scheduler": type(pipeline.scheduler).__name__,
         },
         "trajectory": {"convention": path.convention, "length_m": float(steps_m.sum())},

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from diffusers.utils import logging
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from merope.adapters.camera_branch import CameraBranch
+from merope.adapters.families import family_named, family_of
+from merope.adapters.families.facts import Family
+from merope.adapters.pipeline_branches import TRANSFORMERS
 from merope.adapters.saving import check_base
 from merope.errors import invalid
+from merope.generate.base_video import has_own_pipeline
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.strides import VideoStrides
 from merope.geometry.cameras import Cameras
@@ -28,54 +33,84 @@ WEIGHT_FILES = ("*.safetensors", "*.bin")
 class ModelOutline:
     """A model without its weights."""
 
-    transformer: WanTransformer3DModel  # on the meta device
+    transformers: dict[str, ModelMixin]  # on the meta device, by the names of the components
     strides: VideoStrides
     has_text: bool
+    pipeline: type[Any] | None = None  # its own pipeline, where that is not CameraVideoPipeline
+
+    @property
+    def transformer(self) -> Any:
+        """Of two experts the first."""
+        return self.transformers["transformer"]
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.transformer)
 
 
 def outline_model(
     model: str,  # a folder, or a hub id
     transformer_folder: str | None = None,  # fine-tuned, in place of the model's own
+    own_pipeline: bool = False,  # whether others than `CameraVideoPipeline` will do
 ) -> ModelOutline:
-    """The outline of a model that `CameraVideoPipeline.from_pretrained` can load; all others are refused."""
+    """The outline of a model that can be loaded; all others are refused."""
     folder = local_folder("model", model)
     if folder is not None and not (folder / "model_index.json").is_file():
         fix = "pass a model in diffusers' layout, such as Wan2.2-TI2V-5B-Diffusers"
         raise invalid("model", "a folder with model_index.json", str(folder), fix)
     index = _config("model", CameraVideoPipeline, model)
     parts = _components(index)
-    if "transformer_2" in parts:
-        fix = "use Wan2.2 TI2V-5B or Wan2.1: a camera branch belongs to one transformer"
-        raise invalid("model", "of one transformer", f"{model} with transformer_2", fix)
     if "transformer" not in parts:
         raise invalid("model", "with a transformer", f"{model} with {sorted(parts)}", "pass a Wan model")
-    kind = index["transformer"][1]
-    if kind != WanTransformer3DModel.__name__:
-        fix = "run the model's own pipeline with merope.cameras, see docs/bases.md"
-        raise invalid("model", "a Wan model, which takes a clean prefix", f"{model} with a {kind}", fix)
-    if folder is not None:
-        replaced = set() if transformer_folder is None else {"transformer"}
-        for part in sorted(parts & {"transformer", "vae", "text_encoder"} - replaced):
-            check_weights(folder / part)
+    family, is_own = family_named(index["transformer"][1]), has_own_pipeline(index)
+    if is_own and not own_pipeline:
+        got = f"{model} with {' and '.join(name for name in TRANSFORMERS if name in parts)} of {family.models}"
+        fix = "merope generate runs other models, see docs/bases.md"
+        raise invalid("model", "a Wan model of one transformer", got, fix)
+    _check_folder(folder, parts, set() if transformer_folder is None else {"transformer"})
     with torch.device("meta"):
-        transformer = WanTransformer3DModel.from_config(_transformer_config(model, transformer_folder))
+        transformers = {
+            name: _class(index, name).from_config(
+                _transformer_config(model, name, transformer_folder if name == "transformer" else None)
+            )
+            for name in TRANSFORMERS
+            if name in parts
+        }
         vae = None
         if "vae" in parts:
-            vae = AutoencoderKLWan.from_config(AutoencoderKLWan.load_config(model, subfolder="vae"))
-    strides = VideoStrides.of(transformer.config, None if vae is None else vae.config)
-    trained = None if transformer_folder is None else local_folder("transformer", transformer_folder)
-    if trained is not None:
-        check_sizes(trained, transformer)
+            kind = _class(index, "vae")
+            vae = kind.from_config(kind.load_config(model, subfolder="vae"))
+    sizes = transformers["transformer"].config
+    if is_own:
+        strides = VideoStrides.of_family(family, sizes, vae)
+    else:
+        strides = VideoStrides.of(sizes, None if vae is None else vae.config)
+    made: dict[str, nn.Module] = transformers if vae is None else {**transformers, "vae": vae}
+    for name, part in made.items():
+        given = transformer_folder if name == "transformer" and transformer_folder else None
+        place = (None if folder is None else folder / name) if given is None else local_folder(name, given)
+        if place is not None:
+            check_sizes(place, part)
+    pipeline = getattr(diffusers, family.pipeline or index["_class_name"]) if is_own else None
+    return ModelOutline(transformers, strides, {"text_encoder", "tokenizer"} <= parts, pipeline)
+
+
+def _check_folder(folder: Path | None, parts: set[str], replaced: set[str]) -> None:
+    """Refuse components without their weights."""
     if folder is not None:
-        sized = {} if vae is None else {"vae": vae}
-        for part, made in (sized if transformer_folder else sized | {"transformer": transformer}).items():
-            check_sizes(folder / part, made)
-    return ModelOutline(transformer, strides, {"text_encoder", "tokenizer"} <= parts)
+        weighty = ("transformer", "vae", "text_encoder")
+        for part in sorted(part for part in parts - replaced if part.startswith(weighty)):
+            check_weights(folder / part)
 
 
-def _transformer_config(model: str, folder: str | None) -> Any:
+def _class(index: Mapping[str, Any], name: str) -> Any:
+    """The class of a component of diffusers."""
+    return getattr(diffusers, index[name][1])
+
+
+def _transformer_config(model: str, name: str, folder: str | None) -> Any:
     if folder is None:
-        return WanTransformer3DModel.load_config(model, subfolder="transformer")
+        return WanTransformer3DModel.load_config(model, subfolder=name)
     local = local_folder("transformer", folder)
     if local is not None:
         check_weights(local)
@@ -87,15 +122,25 @@ def check_branch(
     outline: ModelOutline,
     cameras: Cameras,  # of one clip
 ) -> None:
-    """Refuse a branch that is missing, incomplete, made for another base model, or of a method without such lenses."""
+    """Refuse a branch that is missing, incomplete, made for another base model, or of a method without such lenses.
+
+    A model of two transformers has a branch for each, in folders of their names.
+    """
+    for name, transformer in outline.transformers.items():
+        _check_branch(branch, None if len(outline.transformers) == 1 else name, transformer, cameras)
+
+
+def _check_branch(branch: str, subfolder: str | None, transformer: ModelMixin, cameras: Cameras) -> None:
     folder = local_folder("branch", branch)
+    if folder is not None and subfolder is not None:
+        folder = folder / subfolder
     if folder is not None and not (folder / "config.json").is_file():
         fix = "pass a folder that branch.save_pretrained wrote"
         raise invalid("branch", "a folder with config.json", str(folder), fix)
-    config = _config("branch", CameraBranch, branch)
+    config = _config("branch", CameraBranch, branch, subfolder)
     if folder is not None and config.get("integration") != "rerope":  # which has no weights of its own
         check_weights(folder)
-    check_base(config, outline.transformer)
+    check_base(config, transformer)
     with torch.device("meta"):
         made = CameraBranch.from_config(config)
     if folder is not None:
@@ -162,10 +207,10 @@ def check_sizes(folder: Path, outline: nn.Module) -> None:
         raise invalid(f"weights in {folder}", expected, got + more, "get both files from the same training")
 
 
-def _config(name: str, kind: Any, given: str) -> dict[str, Any]:
+def _config(name: str, kind: Any, given: str, subfolder: str | None = None) -> dict[str, Any]:
     """The JSON of a folder or hub id."""
     try:
-        config: dict[str, Any] = kind.load_config(given)
+        config: dict[str, Any] = kind.load_config(given, subfolder=subfolder)
     except OSError as error:
         reason = str(error).splitlines()[0]
         raise OSError(

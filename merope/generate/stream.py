@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merope.adapters.attachment import attached_branch
 from merope.adapters.causal_wan import BlockCondition, attach_causal, commit, ready_block, recalling
 from merope.adapters.history import HistoryReferences
 from merope.adapters.key_cache import KeyCache
-from merope.adapters.wan import attached_branch
 from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.conditions import Frames, check_finite, prefix_tensor

@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from merope.adapters.attachment import attached_branch
 from merope.adapters.camera_branch import base_fields
 from merope.adapters.key_cache import FrameKeys, KeyCache, all_joined
-from merope.adapters.wan import attached_branch
 from merope.errors import invalid
 from merope.formats.own import LENSES
 from merope.formats.writing import replace_tensors

@@ -4,18 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from merope.adapters.families.facts import Family
+from merope.adapters.families.wan_clips import wan_vae_strides
 from merope.adapters.families.wan_family import RGB_CHANNELS
 from merope.errors import invalid
 
 
 @dataclass(frozen=True)
 class VideoStrides:
-    """RGB frames per latent frame, pixels per latent pixel, and latent pixels per token."""
+    """RGB frames per latent frame, pixels per latent pixel, and latent pixels and frames per token."""
 
     frames: int
     pixels: int
     patch_rows: int
     patch_columns: int
+    patch_frames: int = 1
+
+    @property
+    def of_cameras(self) -> int:
+        """RGB frames per frame of tokens, which has one camera."""
+        return self.frames * self.patch_frames
 
     @classmethod
     def of(
@@ -33,7 +41,13 @@ class VideoStrides:
             source = "RGB frames (no VAE)" if vae is None else "the VAE's latents"
             fix = "use a text-to-video or TI2V model: image-to-video Wan takes its image in additional channels"
             raise invalid("transformer.in_channels", f"{channels}, {source}", transformer["in_channels"], fix)
-        return cls(*((1, 1) if vae is None else vae_strides(vae)), rows, columns)
+        return cls(*((1, 1) if vae is None else wan_vae_strides(vae)), rows, columns)
+
+    @classmethod
+    def of_family(cls, family: Family, transformer: Mapping[str, Any], vae: Any) -> Self:
+        """The strides of a model of any family, with its VAE, which may be without weights."""
+        patch_frames, rows, columns = family.patch(transformer)
+        return cls(*family.vae_strides(vae), rows, columns, patch_frames)
 
     def check(self, height: int, width: int, num_frames: int, frames_name: str = "num_frames") -> None:
         """Refuse sizes that the model cannot make, naming the nearest ones that it can."""
@@ -64,8 +78,9 @@ class VideoStrides:
             raise invalid(name, f"{sizes}, … frames, whole blocks of {block} latent frames", count, fix)
 
     def latent_frames(self, num_frames: int) -> int:
-        """Latent frames of a clip."""
-        return (num_frames - 1) // self.frames + 1
+        """Latent frames of a clip. Where a token spans several, the first is repeated until tokens are full."""
+        count = (num_frames - 1) // self.frames + 1
+        return -(-count // self.patch_frames) * self.patch_frames
 
     def latent_size(self, height: int, width: int) -> tuple[int, int]:
         """Latent rows and columns of a frame."""
@@ -74,18 +89,3 @@ class VideoStrides:
     def tokens_per_frame(self, latent_rows: int, latent_columns: int) -> int:
         """Tokens of a latent frame."""
         return (latent_rows // self.patch_rows) * (latent_columns // self.patch_columns)
-
-
-def vae_strides(
-    vae: Mapping[str, Any],  # config of an AutoencoderKLWan
-) -> tuple[int, int]:
-    """RGB frames and pixels per latent one. diffusers believes what a config says of them; the layers decide."""
-    halvings = len(vae["dim_mult"]) - 1
-    made = {
-        "scale_factor_temporal": 2 ** sum(vae["temperal_downsample"][:halvings]),
-        "scale_factor_spatial": (vae["patch_size"] or 1) * 2**halvings,
-    }
-    for name, stride in made.items():
-        if vae[name] != stride:
-            raise invalid(f"vae.{name}", f"{stride}, the stride of its layers", vae[name], "correct its config")
-    return made["scale_factor_temporal"], made["scale_factor_spatial"]

@@ -11,28 +11,32 @@ own self-attention of the same blocks. Both are means over the recorded forwards
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
+from diffusers import DiffusionPipeline
 from torch import Tensor
 
+from merope.adapters.attachment import attached_branch, load_branch
 from merope.adapters.camera_attention import CameraAttention
-from merope.adapters.conditioning import CameraRotary
-from merope.adapters.rerope import rotated
-from merope.adapters.wan import attached_branch, load_branch
-from merope.attention.dispatch import attend
+from merope.adapters.conditioning import taken_off
+from merope.adapters.families import family_of
+from merope.adapters.families.facts import Family
+from merope.adapters.families.noise import FLOW_MATCHING, Noising
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.writing import replace_text
 from merope.generate.conditions import check_finite, latent_cameras
-from merope.generate.preflight import check_branch, outline_model
+from merope.generate.preflight import ModelOutline, check_branch, outline_model
 from merope.geometry.cameras import Cameras
+from merope.paper.frame_mass import WatchedProcessor, backbone_mass, branch_mass
 
 SHIFT = 5.0
 """Of the noise levels of the short sampling that `analyse_model` watches, as in Wan2.2."""
@@ -67,9 +71,8 @@ class Analysis:
 class Record:
     """Sums over forwards, filled by the hooks of `recording`."""
 
-    def __init__(self, blocks: tuple[int, ...], layers: int) -> None:
-        self.blocks, self.layers = blocks, layers
-        self._self_norm: dict[int, Tensor] = {}
+    def __init__(self, blocks: tuple[int, ...], layers: int, text_first: bool) -> None:
+        self.blocks, self.layers, self.text_first = blocks, layers, text_first
         self._camera_norm: dict[int, Tensor] = {}
         self._amplitudes: dict[int, list[Tensor]] = {block: [] for block in blocks}
         self._masses: dict[int, list[tuple[Tensor, Tensor]]] = {block: [] for block in blocks}
@@ -88,49 +91,49 @@ class Record:
         )
         return Analysis(self.blocks, self.layers, amplitude, branch, backbone, forwards)
 
-    def note_self_attention(self, block: int, output: Tensor) -> None:
-        """The norm of what the backbone's attention gives to the block."""
-        self._self_norm[block] = _norm(output)
-
-    def note_camera(self, block: int, output: Tensor) -> None:
-        """The norm of what the branch adds to it."""
-        self._camera_norm[block] = _norm(output)
-
     @torch.no_grad()
-    def note_attention(self, block: int, processor: CameraAttention, args: tuple[Any, ...]) -> None:
+    def note(self, block: int, processor: CameraAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Amplitude and attention mass of a block that has just run on these arguments."""
-        attn, hidden, _, _, rotary = args
-        assert isinstance(rotary, CameraRotary)
-        self._amplitudes[block].append((self._camera_norm.pop(block) / self._self_norm.pop(block)).cpu())
-        rows, columns = rotary.condition.grid
+        hidden = args[1] if len(args) > 1 else kwargs["hidden_states"]
+        cameras, watched = taken_off(args, kwargs)[0], processor.base
+        assert cameras is not None
+        rows, columns = cameras.condition.grid
+        self._amplitudes[block].append((self._camera_norm.pop(block) / _norm(watched.output)).cpu())
         masses = (
-            branch_mass(processor, hidden, rotary, rows * columns),
-            backbone_mass(attn, hidden, rotary, rows * columns),
+            branch_mass(processor, hidden, cameras.condition),
+            backbone_mass(watched, hidden.shape[1], rows * columns, self.text_first),
         )
         self._masses[block].append((masses[0].cpu(), masses[1].cpu()))
+
+    def note_camera(self, block: int, output: Tensor) -> None:
+        """The norm of what the branch adds to self-attention."""
+        self._camera_norm[block] = _norm(output)
 
 
 @contextmanager
 def recording(transformer: Any) -> Iterator[Record]:
-    """Watch every forward of a WanTransformer3DModel with a parallel camera branch, until the block ends.
+    """Watch every forward of a transformer with a parallel camera branch, until the block ends.
 
-    Outputs are not changed. Costs about one more attention per camera block.
+    Outputs are not changed. Costs about two more attentions per camera block.
     """
-    processors = _camera_attentions(transformer)
-    record = Record(tuple(processors), len(transformer.blocks))
+    processors, family = _camera_attentions(transformer), family_of(transformer)
+    record = Record(tuple(processors), len(transformer.get_submodule(family.blocks)), family.text_first)
     hooks = []
     for index, processor in processors.items():
-        last = transformer.blocks[index].attn1.to_out[-1]
+        processor.base = WatchedProcessor(processor.base)
         hooks += [
-            last.register_forward_hook(lambda m, a, out, block=index: record.note_self_attention(block, out)),
             processor.cam_out.register_forward_hook(lambda m, a, out, block=index: record.note_camera(block, out)),
-            processor.register_forward_hook(lambda m, args, out, block=index: record.note_attention(block, m, args)),
+            processor.register_forward_hook(
+                lambda m, args, kwargs, out, block=index: record.note(block, m, args, kwargs), with_kwargs=True
+            ),
         ]
     try:
         yield record
     finally:
         for hook in hooks:
             hook.remove()
+        for processor in processors.values():
+            processor.base = processor.base.base
 
 
 @torch.no_grad()
@@ -139,47 +142,6 @@ def analyse(transformer: Any, **inputs: Any) -> Analysis:
     with recording(transformer) as record:
         transformer(**inputs)
     return record.analysis()
-
-
-def branch_mass(
-    processor: CameraAttention,
-    hidden: Tensor,  # [B, N, width]
-    rotary: CameraRotary,
-    tokens_per_frame: int,
-) -> Tensor:  # [frames, frames]
-    """Attention mass between frames in a camera branch."""
-    x = hidden.to(processor.cam_qkv.weight.dtype)
-    q, k, _ = processor.projected(x)
-    plan = replace(processor.plan(x, rotary.condition), transform_values=False)  # values here are marks, not features
-    return _frame_mass(lambda marks: attend(q.float(), k.float(), marks, plan), q, tokens_per_frame)
-
-
-def backbone_mass(
-    attn: Any,  # WanAttention
-    hidden: Tensor,  # [B, N, width]
-    rotary: CameraRotary,
-    tokens_per_frame: int,
-) -> Tensor:  # [frames, frames]
-    """Attention mass between frames in the backbone's own self-attention."""
-    query, key = attn.norm_q(attn.to_q(hidden)), attn.norm_k(attn.to_k(hidden))
-    q, k = (rotated(x.unflatten(2, (attn.heads, -1)), *rotary.native).transpose(1, 2).float() for x in (query, key))
-    return _frame_mass(lambda marks: torch.nn.functional.scaled_dot_product_attention(q, k, marks), q, tokens_per_frame)
-
-
-def _frame_mass(attention: Any, q: Tensor, tokens_per_frame: int) -> Tensor:  # [B, H, N, d] -> [frames, frames]
-    """Attention applied to marks: channel f of a key token's value is 1 if the token is of frame f.
-
-    So the weights themselves are never held; frames go through in portions of the head's width.
-    """
-    batch, heads, tokens, width = q.shape
-    frame = torch.arange(tokens, device=q.device) // tokens_per_frame
-    count = tokens // tokens_per_frame
-    portions = []
-    for first in range(0, count, width):
-        marks = (frame[:, None] == first + torch.arange(width, device=q.device)).to(torch.float32)
-        portions.append(attention(marks.expand(batch, heads, -1, -1).contiguous()).mean(dim=(0, 1)))
-    mass = torch.cat(portions, dim=-1)[:, :count]
-    return mass.unflatten(0, (count, tokens_per_frame)).mean(1)
 
 
 def _norm(x: Tensor) -> Tensor:  # []
@@ -213,59 +175,95 @@ class AnalyseConfig:
     transformer: str | None = None  # one that was trained whole, in place of the model's
 
 
-def analyse_model(config: AnalyseConfig, cameras: Cameras) -> Analysis:  # [RGB frames]
-    """Sample a clip along these cameras and write analysis.json, amplitude.png and attention-mass.png."""
+def analyse_model(config: AnalyseConfig, cameras: Cameras) -> dict[str, Analysis]:  # [RGB frames]
+    """Sample a clip along these cameras and write analysis.json, amplitude.png and attention-mass.png.
+
+    A model of two transformers has a folder of them for each.
+    """
     import_module("matplotlib")  # which draws at the end
-    outline = outline_model(config.model, config.transformer)
-    strides = outline.strides
+    outline = outline_model(config.model, config.transformer, own_pipeline=True)
+    strides, family = outline.strides, outline.family
+    if family.not_trained or family.image_channels(outline.transformer.config):
+        fix = "run its own pipeline inside of merope.paper.analysis.recording(pipe.transformer)"
+        raise invalid("--model", "of a family that merope can sample from", family.models, fix)
     strides.check(config.height, config.width, cameras.count, "--frames")
     check_branch(config.branch, outline, cameras)
-    transformer = _loaded(config)
-    of_latents = latent_cameras(cameras, strides.frames).to(config.device)
+    experts = {name: _loaded(config, outline, name) for name in outline.transformers}
     size = strides.latent_size(config.height, config.width)
-    shape = (1, transformer.config.in_channels, of_latents.count, *size)
+    channels = family.latent_channels(outline.transformer.config)
+    shape = (1, channels, strides.latent_frames(cameras.count), *size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)).to(config.device)
-    analysis = watch_sampling(transformer, of_latents, noise, config.steps)
+    sampling = Sampling(config.steps, _noising(config, family), strides.pixels, _boundary(config))
+    analyses = sampling.watched(experts, latent_cameras(cameras, strides.of_cameras).to(config.device), noise)
     about = {name: getattr(config, name) for name in ("model", "transformer", "branch", "steps")}
-    write_analysis(analysis, config.out, about)
-    return analysis
+    for name, analysis in analyses.items():
+        write_analysis(analysis, config.out / name if len(analyses) > 1 else config.out, about)
+    return analyses
 
 
-@torch.no_grad()
 def watch_sampling(
     transformer: Any,
-    cameras: Cameras,  # [latent frames]
+    cameras: Cameras,  # [token frames]
     noise: Tensor,  # [B, C, T, h, w]
     steps: int,
 ) -> Analysis:
-    """The analysis of all steps of an Euler sampling from noise, with the zero vector for text."""
-    uniform = torch.linspace(1.0, 0.0, steps + 1)
-    levels = (SHIFT * uniform / (1.0 + (SHIFT - 1.0) * uniform)).tolist()
-    latents, dtype = noise.float(), transformer.dtype
-    text = torch.zeros(len(noise), 1, transformer.config.text_dim, device=noise.device, dtype=dtype)
-    branch = attached_branch(transformer)
-    assert branch is not None
-    ready = branch.prepare(cameras, latents.to(dtype))
-    progress = ProgressLine("watching", steps, "steps")
-    with recording(transformer) as record:
-        for step, (level, next_level) in enumerate(pairwise(levels), start=1):
-            timestep = torch.full((len(noise),), 1000.0 * level, device=noise.device)
-            kwargs = {"attention_kwargs": {"cameras": ready}, "return_dict": False}
-            velocity = transformer(latents.to(dtype), timestep, text, **kwargs)[0]
-            latents = latents + (next_level - level) * velocity.float()
-            progress.show(step)
-    return record.analysis()
+    """The analysis of all steps of a sampling of a model of one transformer, by flow matching."""
+    return Sampling(steps).watched({"transformer": transformer}, cameras, noise)["transformer"]
 
 
-def _loaded(config: AnalyseConfig) -> Any:
-    """The transformer with its branch, on its device."""
-    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+@dataclass(frozen=True)
+class Sampling:
+    """Straight steps from noise to no noise, without text. Of two experts each has the levels on its side."""
 
-    place = (config.model, "transformer") if config.transformer is None else (config.transformer, None)
-    transformer = WanTransformer3DModel.from_pretrained(
-        place[0], subfolder=place[1], torch_dtype=getattr(torch, config.dtype)
-    ).to(config.device)
-    load_branch(transformer, config.branch)
+    steps: int
+    noising: Noising = FLOW_MATCHING
+    pixels: int = 8  # per latent one
+    boundary: float = 0.0  # the first expert denoises levels from here on
+
+    @torch.no_grad()
+    def watched(self, experts: Mapping[str, Any], cameras: Cameras, noise: Tensor) -> dict[str, Analysis]:
+        """The analyses of the experts over their steps."""
+        uniform = torch.linspace(1.0, 0.0, self.steps + 1, device=noise.device)
+        levels, latents = SHIFT * uniform / (1.0 + (SHIFT - 1.0) * uniform), noise.float()
+        progress = ProgressLine("watching", self.steps, "steps")
+        with ExitStack() as watching:
+            records = {name: watching.enter_context(recording(expert)) for name, expert in experts.items()}
+            for step, (level, below) in enumerate(pairwise(levels), start=1):
+                expert = list(experts.values())[0 if level >= self.boundary else -1]
+                predicted = self._predicted(expert, cameras, latents, level)
+                latents = self.noising.towards_data(latents, predicted.float(), level, below)
+                progress.show(step)
+        return {name: record.analysis() for name, record in records.items()}
+
+    def _predicted(self, transformer: Any, cameras: Cameras, latents: Tensor, level: Tensor) -> Tensor:
+        config, family, dtype = transformer.config, family_of(transformer), transformer.dtype
+        branch = attached_branch(transformer)
+        assert branch is not None
+        text = family.no_text(config).to(latents.device, dtype).expand(len(latents), -1, -1)
+        times = self.noising.timesteps(level.expand(len(latents)))
+        inputs = family.video_inputs(config, latents.to(dtype), times, self.pixels) | family.text_inputs(config, text)
+        ready = branch.prepare(cameras, latents.to(dtype))
+        made = transformer(**inputs, attention_kwargs={"cameras": ready}, return_dict=False)[0]
+        return family.video({**inputs, "hidden_states": made})
+
+
+def _noising(config: AnalyseConfig, family: Family) -> Noising:
+    index = DiffusionPipeline.load_config(config.model)
+    scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(config.model, subfolder="scheduler")
+    return family.noising(scheduler)
+
+
+def _boundary(config: AnalyseConfig) -> float:
+    return DiffusionPipeline.load_config(config.model).get("boundary_ratio") or 0.0
+
+
+def _loaded(config: AnalyseConfig, outline: ModelOutline, name: str) -> Any:
+    """A transformer with its branch, on its device."""
+    place = (config.model, name) if config.transformer is None else (config.transformer, None)
+    kind: Any = type(outline.transformers[name])
+    dtype = getattr(torch, config.dtype)
+    transformer = kind.from_pretrained(place[0], subfolder=place[1], torch_dtype=dtype).to(config.device)
+    load_branch(transformer, config.branch, **({} if len(outline.transformers) == 1 else {"subfolder": name}))
     _camera_attentions(transformer)
     return transformer.eval()
 

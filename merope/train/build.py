@@ -34,8 +34,8 @@ def world_stream(config: TrainConfig, data: WorldData, model: Model, share: Shar
     _check_history(config, data, model)
     model.pipeline.strides.check(data.height, data.width, data.frames)
     model.check_blocks(data.frames)
-    text_dim, clips, vae = model.transformer.config["text_dim"], world_clips(config), model.pipeline.vae
-    common = (clips, config.run.seed, config.run.batch_size, share, text_dim, model.device, data.noise_draws)
+    no_text, clips, vae = model.no_text().to(model.device), world_clips(config), model.pipeline.vae
+    common = (clips, config.run.seed, config.run.batch_size, share, no_text, model.device, data.noise_draws)
     encode = as_video if vae is None else model.pipeline.encode_frames
     if data.worlds is not None:
         encoder = "pixels" if vae is None else encoder_digest(vae)

@@ -26,9 +26,6 @@ from merope.world.clips import by_view
 
 LOG = logging.getLogger(__name__)
 
-TEXT_TOKENS = 512
-"""Rows of text that Wan was trained with and pipelines give it; `encode_prompt` alone would give 226."""
-
 CAPTIONS_KEPT = 1024
 """Captions whose embeddings stay in memory, about 1 MB each."""
 
@@ -103,7 +100,7 @@ class Encoder(Protocol):
 
 
 class FrameEncoder:
-    """Frames and captions through the model's VAE and text encoder. A model without text has one zero vector."""
+    """Frames and captions through the model's VAE and text encoder. A model without one reads zeros."""
 
     collate = staticmethod(collate)
 
@@ -129,13 +126,8 @@ class FrameEncoder:
 
     @torch.no_grad()
     def _encode(self, caption: str) -> tuple[Tensor, int]:  # [l, D] on the CPU, L
-        pipeline = self.model.pipeline
-        if pipeline.text_encoder is None:
-            return torch.zeros(1, pipeline.transformer.config["text_dim"]), 1
-        embeddings, _ = pipeline.encode_prompt(
-            caption, do_classifier_free_guidance=False, max_sequence_length=TEXT_TOKENS
-        )
-        return without_padding(embeddings[0]).cpu(), TEXT_TOKENS
+        rows = self.model.text_rows(caption)
+        return without_padding(rows).cpu(), len(rows)
 
 
 class CacheEncoder:
@@ -255,10 +247,11 @@ def check_cache(config: TrainConfig, model: Model, source: CachedSource, like: C
     check_sizes(config, model, lens.height, lens.width, path.count)
     strides = model.pipeline.strides
     frames = strides.latent_frames(path.count)
-    latents = (sizes["in_channels"], frames, *strides.latent_size(lens.height, lens.width))
+    channels, no_text = model.family.latent_channels(sizes), model.family.no_text(sizes)
+    latents = (channels, frames, *strides.latent_size(lens.height, lens.width))
     for name, expected, got in (
         ("latents", latents, tuple(clip.latents.shape[-4:])),
-        ("text", (sizes["text_dim"],), tuple(clip.text.shape[1:])),
+        ("text", tuple(no_text.shape[1:]), tuple(clip.text.shape[1:])),
     ):
         if got != expected:
             fix = f"cache all clips with {config.model.pretrained} in one size; these are of {source.about()['model']}"

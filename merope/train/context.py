@@ -16,11 +16,11 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 
+from merope.adapters.attachment import attached_branch
 from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraRotary
 from merope.adapters.rerope import rotated
-from merope.adapters.wan import attached_branch
 from merope.errors import invalid
 
 

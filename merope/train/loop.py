@@ -66,9 +66,10 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     stream = build_stream(config, model, ranks)
     if config.parallel.context > 1:
         model = replace(model, context=ContextParallel(model.transformer, ranks.context_group()))
-    parallel.shard_model(model.transformer, ranks, config.model.precision)
-    optimisers = build_optimisers(config, model.transformer)
-    average = moving_average(config, model.transformer)
+    for transformer in model.transformers.values():
+        parallel.shard_model(transformer, ranks, config.model.precision)
+    optimisers = build_optimisers(config, model.denoiser)
+    average = moving_average(config, model.denoiser)
     if ranks.is_first:
         hold(out, held)
     done = resume(config, model, optimisers, average, stream)
@@ -83,7 +84,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
         for step in range(done, config.run.steps):
             begin(f"step {step + 1}")
             loss, norm, by_source = train_step(config, model, stream, optimisers, ranks, step)
-            update_average(average, model.transformer, config.optimiser.ema_decay, step)
+            update_average(average, model.denoiser, config.optimiser.ema_decay, step)
             numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step), **by_source}
             done = step + 1
             if due(done, config.run.validate_every) and config.run.validation_clips:
@@ -96,7 +97,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
             if due(done, config.run.checkpoint_every) or stopping or done == config.run.steps:
                 progress = checkpoint.Progress(done, stream.state_dict(), _plain(config.learnt()))
                 keep = config.run.keep_checkpoints
-                checkpoint.save(out / "checkpoints", progress, model.transformer, optimisers, average, keep)
+                checkpoint.save(out / "checkpoints", progress, model.denoiser, optimisers, average, keep)
             if stopping:
                 log.say(f"stopped after step {done}; the same command goes on from there")
                 break
@@ -126,7 +127,7 @@ def export_checkpoint(config: TrainConfig, place: Path) -> Path:
     progress = checkpoint.read_progress(place)
     check_same_run(progress.learnt, config)
     model = build_model(config, torch.device("cpu"), sharded=False)
-    checkpoint.load_weights(place, model.transformer, averaged=config.optimiser.ema_decay is not None)
+    checkpoint.load_weights(place, model.denoiser, averaged=config.optimiser.ema_decay is not None)
     folder = config.run.out / f"trained-{progress.step:08d}"
     export(model, config, {}, folder)
     return folder
@@ -166,7 +167,7 @@ def train_step(
 def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]
     """The flow-matching loss of every clip of a micro-batch."""
     generators = [clip_generator(config.run.seed, step, place, examples.clean.device) for place in examples.places]
-    noised = add_noise(examples.clean, model.prefix, _objective(config, examples, step), generators)
+    noised = add_noise(examples.clean, model.prefix, _objective(config, examples, step), generators, model.noising)
     views = examples.cameras.views
     text = torch.where(noised.drop_text[:, None, None], examples.no_text, examples.text.repeat_interleave(views, 0))
     prediction = model.predicted(noised, text, examples.cameras, examples.history)
@@ -229,7 +230,7 @@ def resume(
             fix = "ask for more steps, or use another run.out"
             raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
 
-    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.transformer, optimisers, average)
+    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.denoiser, optimisers, average)
     if progress is None:
         return 0
     stream.load_state_dict(progress.data)

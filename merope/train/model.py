@@ -1,6 +1,5 @@
 """The model in training: a pipeline whose transformer carries a camera branch, and which of its weights are trained."""
 
-import json
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,23 +11,28 @@ import torch.distributed as dist
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from merope.adapters.attachment import attach, attached_branch
 from merope.adapters.camera_branch import CameraBranch, check_causal
 from merope.adapters.causal_wan import attach_causal, teacher_forcing
+from merope.adapters.families import family_of
+from merope.adapters.families.facts import Family
+from merope.adapters.families.noise import Noising
 from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
-from merope.adapters.wan import attach, attached_branch
 from merope.datasets.world_data import WorldData
 from merope.encodings import ENCODINGS
 from merope.errors import invalid
+from merope.generate.base_video import BaseVideo
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import latent_cameras
 from merope.geometry.cameras import Cameras
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel, FrameShards
-from merope.train.objective import Noised, token_timesteps
+from merope.train.objective import Noised
+from merope.train.pretrained import as_json, read_pretrained
 from merope.world.clips_file import write_clips
 
 SHARD = "14MB"
@@ -46,9 +50,9 @@ KIND_OF_BRANCH = (
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What the loop trains. The transformer may be sharded; the pipeline around it encodes and samples."""
+    """What the loop trains. Transformers may be sharded; the pipeline around them encodes and samples."""
 
-    pipeline: CameraVideoPipeline
+    pipeline: CameraVideoPipeline | BaseVideo
     precision: str  # "bf16" or "fp32"
     device: torch.device
     prefix_frames: int  # RGB
@@ -56,8 +60,27 @@ class Model:
     context: ContextParallel | None = None  # splits the frames of a clip over ranks
 
     @property
-    def transformer(self) -> WanTransformer3DModel:
+    def transformer(self) -> Any:
+        """Of two experts the first."""
         return self.pipeline.transformer
+
+    @property
+    def transformers(self) -> dict[str, Any]:
+        """By name: one, or two experts for noise levels of their own (Wan2.2 A14B)."""
+        return self.pipeline.transformers if isinstance(self.pipeline, BaseVideo) else {"transformer": self.transformer}
+
+    @property
+    def denoiser(self) -> nn.Module:
+        """All that is trained: the transformer, or both experts."""
+        return self.transformer if len(self.transformers) == 1 else nn.ModuleDict(self.transformers)
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.transformer)
+
+    @property
+    def noising(self) -> Noising:
+        return self.family.noising(self.pipeline.scheduler)
 
     @property
     def has_branch(self) -> bool:
@@ -79,36 +102,51 @@ class Model:
         cameras: Cameras,  # [B, RGB frames]
         history: HistoryReferences | None = None,
     ) -> Tensor:  # [B, C, T, H, W]
-        """The velocity that the transformer predicts.
+        """What the transformer predicts, the velocity in flow matching.
 
         A causal one is given a clean copy of the clip, too: noisy blocks see the clean ones before them.
         """
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        latents, timesteps, frames = noised.latents.to(dtype), self._timesteps(noised), noised.latents.shape[2]
-        branch = attached_branch(self.transformer)
-        posed = None if branch is None else latent_cameras(cameras, self.pipeline.strides.frames)
+        latents, times, frames = noised.latents.to(dtype), self._times(noised), noised.latents.shape[2]
+        transformer, strides, family = self._expert(noised), self.pipeline.strides, self.family
+        branch = attached_branch(transformer)
+        posed = None if branch is None else latent_cameras(cameras, strides.of_cameras)
         with self._autocast():
             conditions: dict[str, Any] | None = None
             if self.causal_block_frames is not None:
                 latents = torch.cat((noised.clean.to(dtype), latents), dim=2)
-                timesteps = torch.cat((torch.zeros_like(timesteps), timesteps), dim=1)
+                times = torch.cat((torch.zeros_like(times), times), dim=1)
                 conditions = teacher_forcing(posed, frames, self.causal_block_frames)
             elif branch is not None and posed is not None:
                 conditions = {"cameras": branch.prepare(posed, latents, history=history)}
-            made: Tensor = self.transformer(
-                hidden_states=latents,
-                timestep=timesteps,
-                encoder_hidden_states=text.to(dtype),
-                attention_kwargs=conditions,
-                return_dict=False,
-            )[0]
-        return made[:, :, -frames:]
+            inputs = family.video_inputs(transformer.config, latents, times, strides.pixels)
+            inputs |= family.text_inputs(transformer.config, text.to(dtype))
+            made: Tensor = transformer(**inputs, attention_kwargs=conditions, return_dict=False)[0]
+        return family.video({**inputs, "hidden_states": made})[:, :, -frames:]
 
-    def _timesteps(self, noised: Noised) -> Tensor:  # [B, tokens], or [B]
-        """As the pipeline gives them: per token where some are clean or the base model was trained so."""
-        per_token = token_timesteps(noised, self.pipeline.strides.tokens_per_frame(*noised.latents.shape[-2:]))
-        has_clean_tokens = self.prefix or self.causal_block_frames is not None
-        return per_token if has_clean_tokens or self.pipeline.config["expand_timesteps"] else per_token[:, 0]
+    def _times(self, noised: Noised) -> Tensor:  # [B, T], or [B]
+        """As the pipeline gives them: per frame where some are clean or the base model was trained so."""
+        times = self.noising.timesteps(noised.sigma)
+        has_clean_frames = self.prefix or self.causal_block_frames is not None
+        return times if has_clean_frames or self.pipeline.config.get("expand_timesteps") else times[:, 0]
+
+    def _expert(self, noised: Noised) -> Any:
+        """The transformer for the noise level of a clip; two experts are trained one clip at a time."""
+        if len(self.transformers) == 1:
+            return self.transformer
+        assert isinstance(self.pipeline, BaseVideo)
+        return self.transformers[self.pipeline.expert(float(noised.sigma.max()))]
+
+    def text_rows(self, caption: str) -> Tensor:  # [L, D]
+        """What the model reads of a caption."""
+        if self.pipeline.text_encoder is None:
+            return self.no_text()
+        own = self.pipeline.pipe if isinstance(self.pipeline, BaseVideo) else self.pipeline
+        return self.family.text(own, caption)
+
+    def no_text(self) -> Tensor:  # [L, D]
+        """What it reads where there is no text at all."""
+        return self.family.no_text(self.transformer.config)
 
     def check_blocks(self, frames: int) -> None:
         """Refuse clips and prefixes of RGB frames that do not fill the blocks of a causal model."""
@@ -124,36 +162,42 @@ class Model:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
+    def branch_folder(self, folder: Path, name: str) -> Path:
+        """Where the branch of a transformer is saved; those of two experts stand in folders of their names."""
+        return folder if len(self.transformers) == 1 else folder / name
+
     def parameter_counts(self) -> tuple[int, int]:
-        """Trained and all parameters of the transformer."""
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.transformer.parameters()]
+        """Trained and all parameters of the transformers."""
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.denoiser.parameters()]
         return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
 def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Model:
     """The pipeline of a config, its branch attached and what is not trained frozen."""
-    pipeline = _scratch(config) if config.model.pretrained is None else _pretrained(config, sharded)
-    transformer = pipeline.transformer
-    transformer.requires_grad_(config.model.trainable == "all")
-    if config.branch != "none":
-        torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
-        branch = attach(transformer, config.branch, dtype=torch.float32)  # a base in bf16 would round it
-        if config.model.pretrained_branch is not None:
-            _load_saved(config.model.pretrained_branch, transformer, branch)
-    if config.objective.causal_block_frames is not None:
-        _make_causal(transformer)
-    if config.model.gradient_checkpointing:
-        transformer.enable_gradient_checkpointing()
-    transformer.train()
+    pipeline = _scratch(config) if config.model.pretrained is None else read_pretrained(config, sharded)
+    objective = config.objective
+    model = Model(pipeline, config.model.precision, device, objective.prefix_frames, objective.causal_block_frames)
+    torch.manual_seed(config.run.seed + BRANCH_SEED_OFFSET)
+    for name, transformer in model.transformers.items():
+        transformer.requires_grad_(config.model.trainable == "all")
+        if config.branch != "none":
+            branch = attach(transformer, config.branch, dtype=torch.float32)  # a base in bf16 would round it
+            if config.model.pretrained_branch is not None:
+                _load_saved(model.branch_folder(config.model.pretrained_branch, name), transformer, branch)
+        if objective.causal_block_frames is not None:
+            _make_causal(transformer)
+        if config.model.gradient_checkpointing:
+            transformer.enable_gradient_checkpointing()
+        transformer.train()
     pipeline.to(device)
     if config.model.compile:
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
-        transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
-    objective = config.objective
-    return Model(pipeline, config.model.precision, device, objective.prefix_frames, objective.causal_block_frames)
+        for transformer in model.transformers.values():
+            transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
+    return model
 
 
-def _make_causal(transformer: WanTransformer3DModel) -> None:
+def _make_causal(transformer: Any) -> None:
     """Any Wan, a bidirectional one as well: no weight is added."""
     branch = attached_branch(transformer)
     if branch is not None:
@@ -161,20 +205,16 @@ def _make_causal(transformer: WanTransformer3DModel) -> None:
     attach_causal(transformer)
 
 
-def _load_saved(folder: Path, transformer: WanTransformer3DModel, branch: CameraBranch) -> None:
+def _load_saved(folder: Path, transformer: Any, branch: CameraBranch) -> None:
     """Fill a branch from a folder, refused if that is incomplete or of another kind than the config describes."""
     if not folder.is_dir():
         raise invalid("model.pretrained_branch", "the folder of a saved branch", folder, "train one, or leave it out")
     saved = read_branch(folder, transformer)
-    differing = [name for name in KIND_OF_BRANCH if _as_json(saved.config[name]) != _as_json(branch.config[name])]
+    differing = [name for name in KIND_OF_BRANCH if as_json(saved.config[name]) != as_json(branch.config[name])]
     if differing:
         got = ", ".join(f"{name} = {saved.config[name]}" for name in differing)
         raise invalid("model.pretrained_branch", "a branch like that of [branch]", got, "make [branch] the same")
     branch.load_state_dict(saved.state_dict())
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 def _makes_own_plans(config: TrainConfig) -> bool:
@@ -209,32 +249,6 @@ def _read_vae(folder: Path) -> AutoencoderKLWan:
         raise invalid("model.vae", "a complete AutoencoderKLWan", str(error).splitlines()[0], fix) from None
 
 
-def _pretrained(config: TrainConfig, sharded: bool) -> CameraVideoPipeline:
-    """A Wan folder. Frozen weights are kept in the precision of the arithmetic, trained and sharded ones in fp32."""
-    keep_fp32 = sharded or config.model.trainable == "all" or config.model.precision == "fp32"
-    parts = {"text_encoder": None, "tokenizer": None} if config.data.is_encoded else {}
-    folder = config.model.pretrained or ""
-    try:
-        pipeline = CameraVideoPipeline.from_pretrained(
-            folder,
-            dtype={
-                "transformer": torch.float32 if keep_fp32 else torch.bfloat16,
-                "text_encoder": torch.bfloat16 if config.model.precision == "bf16" else torch.float32,
-            },
-            **parts,
-        )
-    except (OSError, ValueError) as error:  # the second where a folder is missing: its path is no hub's name
-        fix = "give the folder of a diffusers Wan model, or its hub id where the hub can be reached"
-        got = f"{folder} ({str(error).splitlines()[0]})"
-        raise invalid("model.pretrained", "a Wan model", got, fix) from None
-    for key, size in (config.model.architecture or {}).items():
-        found = pipeline.transformer.config.get(key)
-        if _as_json(found) != _as_json(size):
-            fix = "leave model.architecture out, or name a model of these sizes"
-            raise invalid("model.pretrained", f"a transformer with {key} = {size}", found, fix)
-    return pipeline
-
-
 def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder: Path) -> None:
     """Write what was trained as ordinary folders, from any sharding: the branch, and the transformer if it changed.
 
@@ -243,34 +257,46 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     causal model say of how many latent frames its blocks are.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    weights: dict[str, Any] = dict(get_model_state_dict(model.transformer, options=options))
+    weights: dict[str, Any] = dict(get_model_state_dict(model.denoiser, options=options))
     for name, value in average.items():
         weights[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
     if dist.is_initialized() and dist.get_rank() > 0:
         return
     dtype = torch.bfloat16 if config.run.export_precision == "bf16" else torch.float32
+    for name in model.transformers:
+        prefix = "" if len(model.transformers) == 1 else f"{name}."
+        own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+        _export_one(model, config, name, own, dtype, folder)
+
+
+def _export_one(
+    model: Model, config: TrainConfig, name: str, weights: dict[str, Any], dtype: torch.dtype, folder: Path
+) -> None:
+    """Write what was trained of one transformer."""
+    transformer, pipeline = model.transformers[name], model.pipeline
     if config.branch != "none":
-        branch = CameraBranch.for_transformer(model.transformer, config.branch)
+        branch = CameraBranch.for_transformer(transformer, config.branch)
         branch.register_to_config(causal_block_frames=model.causal_block_frames)
         _fill(branch, weights)
-        _cast(branch, dtype).save_pretrained(folder / "branch")
-    if config.model.trainable == "all":
-        base = WanTransformer3DModel.from_config(model.transformer.config)
-        base.load_state_dict({name: value for name, value in weights.items() if name in base.state_dict()})
-        _cast(base, dtype)
-        pipeline = model.pipeline
-        if pipeline.text_encoder is None and not config.data.is_encoded:  # a cache stands for the encoder
-            vae = None if pipeline.vae is None else _cast(deepcopy(pipeline.vae), dtype)
-            whole = CameraVideoPipeline(
-                *(None, None, vae, pipeline.scheduler, base),
-                expand_timesteps=True,
-                causal_block_frames=model.causal_block_frames,
-            )
-            whole.save_pretrained(folder, max_shard_size=SHARD)
-            if isinstance(config.data, WorldData):
-                write_clips(folder, config.data.clips(config.objective.prefix_frames), config.run.sample_steps)
-        else:
-            base.save_pretrained(folder / "transformer")
+        _cast(branch, dtype).save_pretrained(model.branch_folder(folder / "branch", name))
+    if config.model.trainable != "all":
+        return
+    base = type(transformer).from_config(transformer.config)
+    base.load_state_dict({key: value for key, value in weights.items() if key in base.state_dict()})
+    _cast(base, dtype)
+    is_own = isinstance(pipeline, BaseVideo)
+    if is_own or pipeline.text_encoder is not None or config.data.is_encoded:  # a cache stands for the encoder
+        base.save_pretrained(folder / name)
+        return
+    vae = None if pipeline.vae is None else _cast(deepcopy(pipeline.vae), dtype)
+    whole = CameraVideoPipeline(
+        *(None, None, vae, pipeline.scheduler, base),
+        expand_timesteps=True,
+        causal_block_frames=model.causal_block_frames,
+    )
+    whole.save_pretrained(folder, max_shard_size=SHARD)
+    if isinstance(config.data, WorldData):
+        write_clips(folder, config.data.clips(config.objective.prefix_frames), config.run.sample_steps)
 
 
 def _cast(model: Any, dtype: torch.dtype) -> Any:  # a ModelMixin of diffusers
@@ -285,6 +311,6 @@ def _cast(model: Any, dtype: torch.dtype) -> Any:  # a ModelMixin of diffusers
 def _fill(branch: CameraBranch, weights: dict[str, Tensor]) -> None:
     """Copy a transformer's weights of the branch into one that stands alone."""
     for index, processor in branch.processors().items():
-        prefix = f"blocks.{index}.attn1.processor."
+        prefix = f"{branch.family.blocks}.{index}.{branch.family.attention}.processor."
         own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         processor.load_state_dict(own)

@@ -1,8 +1,9 @@
 """Flow matching with a clean prefix: noise that depends on the clip alone, and a loss on what is to be generated.
 
-x_t = (1 − σ) x + σ ε, the target is ε − x, σ = 0 on clean frames, which carry no loss. A clip has one σ; for a causal
-model every block has its own, because a stream makes one block after the other. Everything random about a clip comes
-from (seed, step, place in the global batch), so that a run is the same on any number of ranks and after a resume.
+x_t = (1 − σ) x + σ ε, the target is ε − x; families of another kind of noise have formulas of their own. σ = 0 on clean
+frames, which carry no loss. A clip has one σ; for a causal model every block has its own, because a stream makes one
+block after the other. Everything random about a clip comes from (seed, step, place in the global batch), so that a run
+is the same on any number of ranks and after a resume.
 """
 
 from dataclasses import dataclass
@@ -11,10 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merope.adapters.families.noise import FLOW_MATCHING, Noising
 from merope.train.config import ObjectiveSection
-
-TIMESTEPS = 1000.0
-"""Wan's transformer takes noise levels on this scale."""
 
 VALIDATION = 1 << 62
 """The step whose dice validation clips use: their noise is the same every time."""
@@ -56,6 +55,7 @@ def add_noise(
     prefix: int,  # clean latent frames
     objective: ObjectiveSection,
     generators: list[torch.Generator],  # [B]
+    noising: Noising = FLOW_MATCHING,
 ) -> Noised:
     """Draw noise levels, dropouts and noise of every clip from its own generator. Views share all but the noise."""
     device, frames, views = clean.device, clean.shape[2], len(clean) // len(generators)
@@ -72,20 +72,12 @@ def add_noise(
     level = sigma[:, None, :, None, None].to(clean.dtype)
     return Noised(
         clean=clean,
-        latents=(1 - level) * clean + level * noise,
-        target=noise - clean,
+        latents=noising.noisy(clean, noise, level),
+        target=noising.target(clean, noise, level),
         generated=generated,
         sigma=sigma,
         drop_text=dice[:, 2] < objective.text_dropout,
     )
-
-
-def token_timesteps(
-    noised: Noised,
-    tokens_per_frame: int,
-) -> Tensor:  # [B, T · tokens per frame]
-    """The noise level of every token, 0 for those of clean frames."""
-    return (TIMESTEPS * noised.sigma).repeat_interleave(tokens_per_frame, dim=1)
 
 
 def loss_per_clip(

@@ -1,5 +1,6 @@
 """What updates the weights: AdamW, Muon for matrices where it is wanted, learning rates, and a moving average."""
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,9 @@ from merope.errors import invalid
 from merope.train.config import TrainConfig
 from merope.train.muon import StackedMuon
 from merope.train.vae_config import VaeTrainConfig
+
+BLOCK = re.compile(r"(^|\.)(blocks|\w*transformer_blocks)\.\d+\.")
+"""In the names of weights of a transformer's blocks."""
 
 
 def build_optimisers(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> list[Optimizer]:
@@ -44,7 +48,7 @@ def build_optimisers(config: TrainConfig | VaeTrainConfig, model: nn.Module) -> 
 
 def _is_block_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a weight maps hidden states to hidden states. The first and the last layers are left to AdamW."""
-    return parameter.ndim == 2 and name.startswith("blocks.")
+    return parameter.ndim == 2 and BLOCK.search(name) is not None
 
 
 def trained_weights(optimisers: Sequence[Optimizer]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from merope.adapters.families import family_of
 from merope.errors import invalid
 from merope.train.config import ParallelSection
 
@@ -99,7 +100,7 @@ def shard_model(transformer: nn.Module, ranks: Ranks, precision: str) -> None:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     ranks.mesh["shard", "context"]._flatten("weights")
     mesh = ranks.mesh["replicate", "weights"]
-    for block in transformer.get_submodule("blocks").children():
+    for block in transformer.get_submodule(family_of(transformer).blocks).children():
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(transformer, mesh=mesh, mp_policy=policy)
 

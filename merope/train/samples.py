@@ -1,6 +1,7 @@
 """Sample videos of a run: what the first held-out clip should look like, what the model makes of it, and the path."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -8,9 +9,12 @@ from torch import Tensor
 
 from merope.draw.birdseye import birdseye_image
 from merope.formats.video import as_bytes, write_video
+from merope.generate.base_video import BaseVideo
+from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import parameters
 from merope.train.model import Model
+from merope.train.objective import Noised
 from merope.train.streams import Examples
 
 SAMPLE_FPS = 8.0
@@ -33,14 +37,12 @@ def write_sample(
     write: bool,
 ) -> None:
     """Generate a clip from its prefix and cameras; all ranks take part, one writes."""
-    pipeline = model.pipeline
-    true = video_bytes(pipeline.decode_latents(examples.clean))
-    pipeline.transformer.eval()
-    pipeline.set_progress_bar_config(disable=True)
+    true = decoded_views(model, examples.clean, examples.cameras.moments)
+    model.denoiser.eval()
     with torch.autocast(model.device.type, torch.bfloat16, enabled=model.precision == "bf16"):
         latents = generated_latents(model, examples, true, steps)
-    pipeline.transformer.train()
-    video = video_bytes(pipeline.decode_latents(latents))
+    model.denoiser.train()
+    video = decoded_views(model, latents, examples.cameras.moments)
     if write:
         path = examples.cameras.world_from_camera[0, : examples.cameras.moments].cpu()
         write_video(side_by_side(_in_column(true.cpu()), _in_column(video.cpu()), path), file, SAMPLE_FPS)
@@ -53,9 +55,13 @@ def generated_latents(
     steps: int,
 ) -> Tensor:  # [views, C, T_latent, h, w]
     """What the model makes of a clip's prefix, cameras and text, always from the same noise."""
+    pipeline = model.pipeline
+    if isinstance(pipeline, BaseVideo):
+        return denoised_latents(model, examples, steps)
+    pipeline.set_progress_bar_config(disable=True)
     if model.causal_block_frames is not None:
-        return streamed_latents(model, examples, true[0], steps)
-    return model.pipeline(
+        return streamed_latents(model, pipeline, examples, true[0], steps)
+    return pipeline(
         prompt_embeds=examples.text,
         cameras=examples.cameras if model.has_branch else None,
         prefix=true[:, : model.prefix_frames] if model.prefix_frames else None,
@@ -71,8 +77,29 @@ def generated_latents(
     )[0]
 
 
+def denoised_latents(
+    model: Model,
+    examples: Examples,  # one clip
+    steps: int,
+) -> Tensor:  # [1, C, T_latent, h, w]
+    """The clip of a model of any family, in equal steps along its own kind of noise and without guidance."""
+    clean, noising, generator = examples.clean, model.noising, torch.Generator(model.device).manual_seed(0)
+    is_generated = torch.arange(clean.shape[2], device=clean.device)[None] >= model.prefix
+    noise, keeps_text = torch.randn(clean.shape, generator=generator, device=clean.device), torch.zeros(1) > 0
+    levels = torch.linspace(1.0, 0.0, steps + 1, device=clean.device)
+    latents = torch.where(is_generated[:, None, :, None, None], noise, clean)
+    for level, below in pairwise(levels):
+        sigma = level * is_generated
+        noised = Noised(clean, latents, latents, is_generated, sigma, keeps_text)
+        predicted = model.predicted(noised, examples.text, examples.cameras, examples.history).float()
+        stepped = noising.towards_data(latents, predicted, level, below)
+        latents = torch.where(is_generated[:, None, :, None, None], stepped, clean)
+    return latents
+
+
 def streamed_latents(
     model: Model,
+    pipeline: CameraVideoPipeline,
     examples: Examples,  # one clip
     true: Tensor,  # uint8 [T, H, W, 3]
     steps: int,
@@ -80,7 +107,7 @@ def streamed_latents(
     """The clip block by block; every block sees all blocks before it."""
     cameras = only_clip(examples.cameras) if model.has_branch else None
     prefix, latent_frames = model.prefix_frames, examples.clean.shape[2]
-    stream = model.pipeline.stream(
+    stream = pipeline.stream(
         prompt_embeds=examples.text,
         prefix=true[:prefix] if prefix else None,
         cameras=cameras.at(slice(prefix)) if cameras is not None and prefix else None,
@@ -128,6 +155,18 @@ def side_by_side(
     ]
     video = torch.cat((pair, torch.stack(plots)), dim=2)
     return video[:, : height // 2 * 2, : video.shape[2] // 2 * 2]
+
+
+def decoded_views(
+    model: Model,
+    latents: Tensor,  # [views, C, T_latent, h, w]
+    frames: int,  # RGB
+) -> Tensor:  # uint8 [views, T, H, W, 3]
+    """The frames of every view of a clip."""
+    pipeline = model.pipeline
+    if isinstance(pipeline, BaseVideo):
+        return video_bytes(pipeline.decode_latents(latents, frames))
+    return video_bytes(pipeline.decode_latents(latents))
 
 
 def video_bytes(video: Tensor) -> Tensor:  # [B, 3, T, H, W] in [−1, 1] -> uint8 [B, T, H, W, 3]

@@ -84,7 +84,7 @@ class WorldStream:
     seed: int
     batch_size: int
     share: Share
-    text_dim: int
+    no_text: Tensor  # [L, D]
     device: torch.device
     noise_draws: int = 1  # neighbouring places that share a clip
     kept: KeptRenders | None = None
@@ -158,13 +158,12 @@ class WorldStream:
         poses: Tensor,  # [B, views · RGB frames, 4, 4]
     ) -> Examples:
         """Clips with their names, places and cameras; worlds have no text."""
-        nothing = torch.zeros(1, self.text_dim, device=self.device)
         return Examples(
             names=tuple(f"world {seed}" for seed in seeds),
             places=places,
             clean=clean.flatten(0, 1),
-            text=nothing.expand(len(seeds), -1, -1),
-            no_text=nothing,
+            text=self.no_text.expand(len(seeds), -1, -1),
+            no_text=self.no_text,
             cameras=Cameras(poses, self.clips.lenses(seeds).to(self.device), None, torch.float32, self.clips.views),
         )
 

@@ -10,9 +10,9 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor
 from torch.nn.functional import avg_pool3d
 
+from merope.adapters.families.wan_clips import wan_vae_strides
 from merope.errors import invalid
 from merope.formats.video import as_bytes, write_image
-from merope.generate.strides import vae_strides
 from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
 from merope.train.clip_pool import ClipPool
 from merope.train.model import SHARD
@@ -38,7 +38,7 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
     except (TypeError, ValueError) as error:
         fix = "use the argument names of diffusers' AutoencoderKLWan"
         raise invalid("vae.architecture", "sizes of an AutoencoderKLWan", str(error), fix) from None
-    unit = vae_strides(vae.config)[1] * (2 if config.objective.half_size else 1)
+    unit = wan_vae_strides(vae.config)[1] * (2 if config.objective.half_size else 1)
     for name in ("height", "width"):
         if getattr(config.data, name) % unit:
             raise invalid(f"data.{name}", f"a multiple of {unit}", getattr(config.data, name), "change it")

@@ -6,8 +6,8 @@ from typing import Any
 
 import diffusers
 import torch
+from adapters.wan_models import TINY
 from torch import Tensor, nn
-from wan_models import TINY
 
 from merope.geometry.cameras import Cameras
 

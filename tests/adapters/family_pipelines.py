@@ -9,11 +9,11 @@ from typing import Any
 
 import diffusers
 import torch
+from adapters.family_models import CASES, TEXT
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
-from family_models import CASES, TEXT
 from PIL import Image
 from tiny_pipelines import tiny_vae
 from torch import Tensor, nn

@@ -8,8 +8,8 @@ from scenes import PINHOLE, random_poses
 from torch import Tensor
 from wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
 
+from merope.adapters.attachment import attach
 from merope.adapters.history import HistoryReferences
-from merope.adapters.wan import attach
 from merope.attention.plan import AttentionPlan
 from merope.geometry.cameras import Cameras
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from wan_models import WAN22_5B, cameras, meta_wan, perturb, run, tiny_config, tiny_wan
 
+from merope.adapters.attachment import attach, detach
 from merope.adapters.branch_config import CameraBranchConfig
-from merope.adapters.wan import attach, detach
 from merope.encodings.additive import LatitudeUp, RayFeatures
 
 

@@ -25,10 +25,10 @@ from wan_models import (
     tiny_wan,
 )
 
+from merope.adapters.attachment import attach, attached_branch, detach
 from merope.adapters.branch_config import CameraBranchConfig, block_indices, branch_heads
 from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.camera_branch import CameraBranch
-from merope.adapters.wan import attach, attached_branch, detach
 from merope.attention.dispatch import attend
 from merope.encodings import ENCODINGS
 from merope.geometry.cameras import Cameras

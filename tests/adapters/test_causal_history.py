@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.testing import assert_close
 from wan_models import cameras, tiny_inputs
 
+from merope.adapters.attachment import attached_branch
 from merope.adapters.causal_history import seeing_references
 from merope.adapters.causal_wan import attach_causal, commit, ready_block, recalling, teacher_forcing
 from merope.adapters.history import HistoryReferences
 from merope.adapters.key_cache import KeyCache
-from merope.adapters.wan import attached_branch
 from merope.attention.visible_cameras import Visibility
 from merope.geometry.cameras import Cameras
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
+from merope.adapters.attachment import attach, detach
 from merope.adapters.causal_wan import attach_causal, commit, detach_causal, ready_block, teacher_forcing
 from merope.adapters.key_cache import KeyCache
-from merope.adapters.wan import attach, detach
 from merope.attention.visible_cameras import Visibility
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole

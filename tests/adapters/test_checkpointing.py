@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from wan_models import cameras, perturb, run, tiny_config, tiny_wan
 
-from merope.adapters.wan import attach
+from merope.adapters.attachment import attach
 
 
 def with_checkpointing(when: str, function: Callable[..., Tensor] | None, config: dict[str, object]) -> nn.Module:

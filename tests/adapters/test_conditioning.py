@@ -12,9 +12,9 @@ from scenes import PINHOLE, curved_drive
 from torch import Tensor
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
+from merope.adapters.attachment import attach, detach
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraRotary
-from merope.adapters.wan import attach, detach
 from merope.encodings.protocol import Encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Equirectangular, Pinhole

@@ -19,7 +19,7 @@ from peft import LoraConfig
 from torch import Tensor
 from wan_models import cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
-from merope.adapters.wan import attach, attached_branch, detach
+from merope.adapters.attachment import attach, attached_branch, detach
 
 LORA = LoraConfig(r=2, target_modules=["to_q", "to_k", "to_v", "to_out.0"], init_lora_weights=False)
 

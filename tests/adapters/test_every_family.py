@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from family_models import CASES, COLUMNS, FRAMES, ROWS, FamilyCase, output, sample_of
+from peft import LoraConfig
 from scenes import PINHOLE, random_poses
 from torch import Tensor
 from wan_models import cameras, perturb, tiny_config
 
 import merope
+from merope.adapters.attachment import attach, detach, load_branch
 from merope.adapters.families import FAMILIES
-from merope.adapters.wan import attach, detach, load_branch
 from merope.geometry.cameras import Cameras
 from merope.geometry.poses import rigid
 
@@ -118,6 +120,21 @@ def test_saved_branches_and_all_ways_to_give_cameras(case: FamilyCase, tmp_path:
         detach(transformer)
         assert load_branch(transformer, tmp_path).config["latent_stride"] == branch.config["latent_stride"]
         assert torch.equal(output(transformer, inputs, TWO), expected)
+
+
+def test_offloaded_weights_and_lora_beside_the_branch(case: FamilyCase) -> None:
+    """LoRA finds the base model's layers alone, and adds nothing at first. accelerate moves all arguments of a call."""
+    transformer, inputs = case.model(), case.arguments()
+    branch = perturb(attach(transformer, tiny_config()))
+    names = list(branch.state_dict())
+    with torch.no_grad():
+        expected = output(transformer, inputs, TWO)
+        transformer.add_adapter(LoraConfig(r=2, target_modules=[branch.family.query]))
+        assert any("lora" in name for name, _ in transformer.named_parameters())
+        assert list(branch.state_dict()) == names
+        torch.testing.assert_close(output(transformer, inputs, TWO), expected)
+        cpu_offload(transformer, torch.device("cpu"), offload_buffers=True)
+        torch.testing.assert_close(output(transformer, inputs, TWO), expected)
 
 
 def test_one_camera_per_frame_of_tokens(case: FamilyCase) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from accelerate import cpu_offload
 from family_models import CASES, output, wan_like
 from wan_models import cameras, perturb, tiny_config, tiny_wan
 
 import merope
+from merope.adapters.attachment import attach, detach, load_branch
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.families import FAMILIES
-from merope.adapters.wan import attach, detach, load_branch
 from merope.geometry.cameras import Cameras
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bases.md").read_text()
@@ -108,17 +107,6 @@ def test_arguments_by_place() -> None:
     args = (*(inputs[name] for name in first), None, None, rotary)
     placed = transformer(*args, attention_kwargs={"cameras": cameras()}, return_dict=False)[0]
     assert torch.equal(placed, output(transformer, inputs, cameras()))
-
-
-@pytest.mark.parametrize("name", ["cogvideox", "cogvideox_15", "kandinsky5"])
-def test_arguments_with_cameras_pass_through_offloading(name: str) -> None:
-    """accelerate moves all arguments of a forward, to nowhere in particular."""
-    transformer, inputs = CASES[name].model(), CASES[name].arguments()
-    perturb(attach(transformer, tiny_config()))
-    with torch.no_grad():
-        expected = output(transformer, inputs, cameras())
-        cpu_offload(transformer, torch.device("cpu"), offload_buffers=True)
-        assert torch.equal(output(transformer, inputs, cameras()), expected)
 
 
 def example_below(heading: str) -> str:

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from wan_models import WAN22_5B, cameras, meta_wan, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
+from merope.adapters.attachment import attach, attached_branch, detach, load_branch
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences, joined
-from merope.adapters.wan import attach, attached_branch, detach, load_branch
 from merope.geometry.cameras import Cameras
 
 

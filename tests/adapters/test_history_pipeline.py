@@ -11,9 +11,9 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH, dice, drive, tiny_pipeline, vide
 from torch import Tensor
 from wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
 
+from merope.adapters.attachment import attach
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.history import HistoryReferences
-from merope.adapters.wan import attach
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.history_frames import HistoryFrames
 from merope.geometry.cameras import Cameras

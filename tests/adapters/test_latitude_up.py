@@ -11,10 +11,10 @@ from torch import Tensor
 from wan_models import LATENTS, WAN21_1_3B, cameras, meta_wan, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
 from merope import Cameras, LatitudeUp, attend
+from merope.adapters.attachment import attach, detach
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.saving import read_branch
-from merope.adapters.wan import attach, detach
 from merope.geometry.poses import rigid
 from merope.train.config import TrainConfig
 from merope.train.toml_config import read_config

@@ -11,7 +11,7 @@ from torch import Tensor
 from wan_models import cameras, perturb, run, tiny_config, tiny_wan
 
 import merope
-from merope.adapters.wan import attach, attached_branch, detach, load_branch
+from merope.adapters.attachment import attach, attached_branch, detach, load_branch
 
 
 def a14b() -> WanPipeline:

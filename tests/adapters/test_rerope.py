@@ -8,9 +8,9 @@ from scenes import PINHOLE, random_poses
 from torch import Tensor
 from wan_models import WAN22_5B, cameras, meta_wan, run, tiny_config, tiny_wan
 
+from merope.adapters.attachment import attach, detach
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.rerope import native_bands
-from merope.adapters.wan import attach, detach
 from merope.encodings import encoding
 from merope.geometry.cameras import Cameras
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from wan_models import perturb, tiny_config, tiny_inputs, tiny_wan
 
 from merope import Cameras, Pinhole, Rig, attend
+from merope.adapters.attachment import attach
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences
-from merope.adapters.wan import attach
 from merope.geometry.rigs import ring
 
 VIEWS, MOMENTS = 6, 2

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from wan_models import TINY_MEROPE, cameras, perturb, run, tiny_config, tiny_wan
 
 import merope
+from merope.adapters.attachment import attach, attached_branch, load_branch
 from merope.adapters.camera_branch import CameraBranch
-from merope.adapters.wan import attach, attached_branch, load_branch
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from merope.adapters import camera_attention
-from merope.adapters.wan import attached_branch
+from merope.adapters.attachment import attached_branch
 from merope.attention.dispatch import attend
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

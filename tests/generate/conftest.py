@@ -13,7 +13,7 @@ from scenes import curved_drive, straight_drive
 from tiny_pipelines import HEIGHT, LENS, WIDTH, tiny_pipeline
 
 from merope import formats
-from merope.adapters.wan import attach, detach
+from merope.adapters.attachment import attach, detach
 from merope.formats.video import write_video
 
 

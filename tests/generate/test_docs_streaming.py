@@ -12,7 +12,7 @@ from scenes import curved_drive
 from tiny_pipelines import HEIGHT, LENS, WIDTH, tiny_pipeline, video
 
 import merope
-from merope.adapters.wan import attach
+from merope.adapters.attachment import attach
 from merope.cli import main
 from merope.formats.video import read_first_frames
 

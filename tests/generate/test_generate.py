@@ -17,7 +17,7 @@ from scenes import straight_drive
 from tiny_pipelines import HEIGHT, WIDTH, pixel_pipeline, video
 
 from merope import formats
-from merope.adapters.wan import attach, detach
+from merope.adapters.attachment import attach, detach
 from merope.cli import main
 from merope.formats.video import read_video, write_video
 from merope.generate.camera_video import CameraVideoPipeline

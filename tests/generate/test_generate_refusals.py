@@ -15,7 +15,7 @@ from scenes import straight_drive
 from tiny_pipelines import LENS, pixel_pipeline
 
 from merope import formats
-from merope.adapters.wan import attach, detach
+from merope.adapters.attachment import attach, detach
 from merope.cli import main
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.trajectories import driving_path
@@ -32,7 +32,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     (scratch / "empty").mkdir()
     (scratch / "taken.mp4").mkdir()
     (scratch / "record.json").mkdir()
-    for name in ("no_weights", "no_shard", "two_transformers", "skyreels"):
+    for name in ("no_weights", "no_shard", "two_transformers", "mochi"):
         shutil.copytree(files / "model", scratch / name)
     (scratch / "no_weights" / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
@@ -40,9 +40,9 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     components = json.loads((scratch / "two_transformers" / "model_index.json").read_text())
     components["transformer_2"] = components["transformer"]
     (scratch / "two_transformers" / "model_index.json").write_text(json.dumps(components))
-    components = json.loads((scratch / "skyreels" / "model_index.json").read_text())
-    components["transformer"][1] = "SkyReelsV2Transformer3DModel"
-    (scratch / "skyreels" / "model_index.json").write_text(json.dumps(components))
+    components = json.loads((scratch / "mochi" / "model_index.json").read_text())
+    components["transformer"][1] = "MochiTransformer3DModel"
+    (scratch / "mochi" / "model_index.json").write_text(json.dumps(components))
     other = tiny_wan(num_layers=3)
     other.save_pretrained(scratch / "other_transformer")
     attach(other, tiny_config())
@@ -69,8 +69,8 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "no model": ({"model": scratch / "empty"}, "model_index.json"),
         "no weights": ({"model": scratch / "no_weights"}, "weights are missing"),
         "no shard": ({"model": scratch / "no_shard"}, "part-1.safetensors are missing, 2 of 2"),
-        "two transformers": ({"model": scratch / "two_transformers"}, "one transformer"),
-        "another model": ({"model": scratch / "skyreels"}, "with a SkyReelsV2Transformer3DModel; run the model's own"),
+        "two transformers": ({"model": scratch / "two_transformers"}, "weights are missing: no *.safetensors in"),
+        "another model": ({"model": scratch / "mochi"}, 'got MochiTransformer3DModel; see "Add a base model" in docs/'),
         "missing branch": ({"branch": "./nowhere"}, "branch folder"),
         "no branch": ({"branch": scratch / "empty"}, "config.json"),
         "other base": ({"branch": scratch / "other_branch"}, "3 there, 2 here"),

@@ -28,9 +28,9 @@ from tiny_pipelines import (
 )
 from torch import Tensor
 
+from merope.adapters.attachment import attach, detach
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraCondition
-from merope.adapters.wan import attach, detach
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import latent_cameras
 from merope.generate.strides import VideoStrides

@@ -10,7 +10,7 @@ from generate_files import FRAMES, arguments
 from tiny_pipelines import HEIGHT, WIDTH, dice, latents_of, pixel_pipeline, tiny_pipeline, video
 
 from merope import Cameras, Pinhole, Rig
-from merope.adapters.wan import attach
+from merope.adapters.attachment import attach
 from merope.cli import main
 from merope.formats import read
 from merope.formats.rig_file import read_rig, write_rig

@@ -13,8 +13,8 @@ from tiny_pipelines import HEIGHT, LENS, SIZE, WIDTH, euler, pixel_pipeline, tin
 from torch import Tensor
 from torch.testing import assert_close
 
+from merope.adapters.attachment import attach
 from merope.adapters.causal_wan import attach_causal
-from merope.adapters.wan import attach
 from merope.attention.visible_cameras import Visibility
 from merope.formats import writing
 from merope.generate.camera_video import CameraVideoPipeline

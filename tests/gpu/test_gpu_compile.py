@@ -58,7 +58,7 @@ def test_one_graph_for_all_plans(make: Callable[[int], AttentionPlan]) -> None:
 def test_a_compiled_branch_trains() -> None:
     """A Wan of two blocks with heads of 128, in bfloat16: what the paper's branch runs."""
     pytest.importorskip("diffusers", reason="a camera branch needs diffusers")
-    from merope.adapters.wan import attach
+    from merope.adapters.attachment import attach
     from tests.adapters.wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
 
     transformer = tiny_wan(torch.bfloat16, num_layers=2, attention_head_dim=128).train()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from adapters.family_models import CASES
+from adapters.family_models import output as family_output
 from adapters.wan_models import TINY_MEROPE, cameras, perturb, run, tiny_config, tiny_inputs, tiny_wan
 from diffusers import AutoencoderKLWan, WanPipeline
 from matplotlib.colors import to_rgba
@@ -17,8 +19,8 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH, dice, drive, tiny_pipeline
 from torch import Tensor
 
 from merope import formats
+from merope.adapters.attachment import attach, detach
 from merope.adapters.history import HistoryReferences
-from merope.adapters.wan import attach, detach
 from merope.cli import main
 from merope.formats.trajectory import Trajectory
 from merope.generate.preflight import outline_model
@@ -172,9 +174,39 @@ def test_an_unmodified_pipeline_can_be_watched() -> None:
     assert analysis.branch_mass.shape == (1, 4, 4)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_every_family_can_be_watched(name: str) -> None:
+    """Also where text takes part in attention, before the video or behind it."""
+    case = CASES[name]
+    transformer, given = case.model(), case.arguments()
+    before = perturb(attach(transformer, tiny_config(blocks="every"))), family_output(transformer, given, cameras())
+    with torch.no_grad(), recording(transformer) as record:
+        assert torch.equal(family_output(transformer, given, cameras()), before[1])
+    analysis = record.analysis()
+    assert (analysis.amplitude > 0.01).all()
+    for mass in (analysis.branch_mass, analysis.backbone_mass):
+        assert mass.shape == (2, 3, 3)
+        assert torch.allclose(mass.sum(-1), torch.ones(2, 3), atol=1e-5)
+        assert (mass >= 0).all()
+
+
+def test_mass_of_the_video_is_not_that_of_text() -> None:
+    """CogVideoX, whose text stands first: keys of one frame that answer every query take all of the mass."""
+    case = CASES["cogvideox"]
+    transformer, given = case.model(), case.arguments()
+    attach(transformer, tiny_config(blocks=[0]))
+    attn = transformer.transformer_blocks[0].attn1
+    attn.norm_q = attn.norm_k = torch.nn.Identity()
+    attn.to_q.forward = lambda x: torch.ones_like(x)
+    middle = (torch.arange(5 + 18) - 5) // 6 == 1  # text, then three frames of six tokens
+    attn.to_k.forward = lambda x: 50.0 * middle[:, None].expand_as(x)
+    mass = analyse(transformer, **given, attention_kwargs={"cameras": cameras()}).backbone_mass[0]
+    assert torch.allclose(mass, torch.tensor([0.0, 1.0, 0.0]).expand(3, 3), atol=1e-5)
+
+
 def test_a_sampling_runs_from_noise_to_no_noise() -> None:
     transformer, times = branched(), []
-    transformer.register_forward_pre_hook(lambda m, args: times.append(float(args[1][0])))
+    transformer.register_forward_pre_hook(lambda m, a, k: times.append(float(k["timestep"][0])), with_kwargs=True)
     analysis = watch_sampling(transformer, cameras(), tiny_inputs()["hidden_states"], steps=3)
     assert analysis.forwards == 3
     assert times == sorted(times, reverse=True)
@@ -184,7 +216,9 @@ def test_a_sampling_runs_from_noise_to_no_noise() -> None:
 
 def test_a_sampling_takes_eulers_steps_between_the_shifted_levels() -> None:
     transformer, seen = branched(), []
-    transformer.register_forward_hook(lambda m, args, out: seen.append((args[0], float(args[1][0]), out[0])))
+    transformer.register_forward_hook(
+        lambda m, args, k, out: seen.append((k["hidden_states"], float(k["timestep"][0]), out[0])), with_kwargs=True
+    )
     watch_sampling(transformer, cameras(), tiny_inputs()["hidden_states"], steps=3)
     levels = [1.0, 10 / 11, 5 / 7]  # 5u / (1 + 4u) of u = 1, 2/3, 1/3
     assert [time for _, time, _ in seen] == pytest.approx([1000.0 * level for level in levels])

@@ -307,7 +307,7 @@ def test_a_cache_of_another_kind_of_model_is_refused_in_training(
 ) -> None:
     config = cached_config(tiny_files, cached, tmp_path)
     model = fresh_model(config)
-    model.transformer.register_to_config(in_channels=16)
+    model.transformer.register_to_config(in_channels=16, out_channels=16)
     with pytest.raises(ValueError, match=r"latents of .*train must be \(16, 2, 2, 4\), got \(4, 2, 2, 4\)"):
         clip_stream(config, model, ALONE)
     with pytest.raises(ValueError, match="prefix_frames"):

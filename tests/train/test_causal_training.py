@@ -14,9 +14,9 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH, euler, tiny_pipeline, video
 from torch import Tensor
 from torch.testing import assert_close
 
+from merope.adapters.attachment import attached_branch, detach, load_branch
 from merope.adapters.causal_wan import commit, ready_block
 from merope.adapters.key_cache import KeyCache
-from merope.adapters.wan import attached_branch, detach, load_branch
 from merope.commands.models import _driving_command
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.strides import VideoStrides

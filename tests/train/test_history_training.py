@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from merope.adapters.wan import attached_branch
+from merope.adapters.attachment import attached_branch
 from merope.curation.retrieve import Gates
 from merope.datasets.cache import CachedData
 from merope.datasets.nuscenes_clips import NuScenesData

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file
 from torch import Tensor
 
-from merope.adapters.wan import load_branch
+from merope.adapters.attachment import load_branch
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
 from merope.train.build import build_stream
@@ -45,7 +45,8 @@ def pool(size: int = 40, kept: KeptRenders | None = None, clips: WorldClips = CL
 
 def stream(rank: int = 0, ranks: int = 1, clips: WorldClips = CLIPS, growth: Growth | None = None) -> PooledStream:
     share, growth = Share(rank, ranks, 2), growth or Growth(16, 8.0, 40)
-    return PooledStream(clips, 5, 4, share, 8, CPU, encode=thumbnails, pool=pool(clips=clips), growth=growth)
+    common = (clips, 5, 4, share, torch.zeros(1, 8), CPU)
+    return PooledStream(*common, encode=thumbnails, pool=pool(clips=clips), growth=growth)
 
 
 def by_place(parts: list[Examples]) -> dict[int, tuple[str, Tensor, Tensor]]:

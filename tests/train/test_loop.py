@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 
-from merope.adapters.wan import load_branch
+from merope.adapters.attachment import load_branch
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.train import checkpoint, loop
 from merope.train.build import build_stream, check_shares

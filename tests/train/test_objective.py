@@ -3,8 +3,9 @@
 import torch
 from torch.testing import assert_close
 
+from merope.adapters.families import FAMILIES
 from merope.train.config import ObjectiveSection
-from merope.train.objective import add_noise, clip_generator, loss_per_clip, shifted, token_timesteps
+from merope.train.objective import add_noise, clip_generator, loss_per_clip, shifted
 
 CPU = torch.device("cpu")
 
@@ -71,7 +72,8 @@ def test_every_block_of_a_causal_model_has_a_noise_level_of_its_own() -> None:
 
 def test_clean_tokens_are_at_time_zero() -> None:
     noised = add_noise(clips(2), 2, ObjectiveSection(), generators([0, 1]))
-    times = token_timesteps(noised, 6)
+    wan, latents = FAMILIES["WanTransformer3DModel"], torch.zeros(2, 4, 5, 4, 6)
+    times = wan.video_inputs({"patch_size": (1, 2, 2)}, latents, 1000 * noised.sigma, 8)["timestep"]
     assert times.shape == (2, 30)
     assert (times[:, :12] == 0).all()
     assert_close(times[:, 12:], (1000 * noised.sigma[:, 2:3]).expand(-1, 18))

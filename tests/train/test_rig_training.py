@@ -8,7 +8,7 @@ import pytest
 import torch
 from nuscenes_rigs import add_camera
 
-from merope.adapters.wan import attached_branch
+from merope.adapters.attachment import attached_branch
 from merope.bench.generated import load_trained
 from merope.cli import main
 from merope.datasets.cache import CachedSource

@@ -18,6 +18,7 @@ from merope.world.kept_renders import KeptRenders
 from merope.world.scene import World
 
 CPU = torch.device("cpu")
+NO_TEXT = torch.zeros(1, 8)
 ONE_LEVEL = 1.001 / 127.5  # of 8 bits
 CLIPS = WorldClips(frames=3, height=8, width=16, prefix_frames=1)
 MIXED = WorldClips(frames=3, height=8, width=16, prefix_frames=1, fov_deg=(60.0, 120.0), xi=(0.0, 1.0))
@@ -26,7 +27,7 @@ MIXED = WorldClips(frames=3, height=8, width=16, prefix_frames=1, fov_deg=(60.0,
 def stream(
     rank: int = 0, ranks: int = 1, micro_batch: int = 2, clips: WorldClips = CLIPS, **options: int
 ) -> WorldStream:
-    return WorldStream(clips, 5, 4, Share(rank, ranks, micro_batch), 8, CPU, **options)
+    return WorldStream(clips, 5, 4, Share(rank, ranks, micro_batch), NO_TEXT, CPU, **options)
 
 
 def by_place(parts: list[Examples]) -> dict[int, tuple[str, torch.Tensor, torch.Tensor]]:
@@ -155,8 +156,9 @@ def test_nothing_is_prepared_beyond_the_run_and_errors_come_out(monkeypatch: pyt
 
 
 def test_large_clips_are_prepared_fewer_at_a_time() -> None:
-    shipped = WorldStream(WorldClips(frames=13, height=72, width=128), 5, 48, Share(0, 1, 48), 8, CPU, noise_draws=4)
-    large = WorldStream(WorldClips(frames=49, height=288, width=512), 5, 64, Share(0, 1, 1), 8, CPU)
+    small = WorldClips(frames=13, height=72, width=128)
+    shipped = WorldStream(small, 5, 48, Share(0, 1, 48), NO_TEXT, CPU, noise_draws=4)
+    large = WorldStream(WorldClips(frames=49, height=288, width=512), 5, 64, Share(0, 1, 1), NO_TEXT, CPU)
     assert shipped.steps_at_once == 32
     assert large.steps_at_once == 1  # 32 steps would be 165 GiB
 

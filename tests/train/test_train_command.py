@@ -17,7 +17,7 @@ import torch
 from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 
-from merope.adapters.wan import attach, detach, load_branch
+from merope.adapters.attachment import attach, detach, load_branch
 from merope.cli import main
 from merope.datasets.loader import Batch
 from merope.draw.progress import OVERWRITE

@@ -46,8 +46,12 @@ def family_of(transformer: object) -> Family:
 
 def family_of_base(base: Mapping[str, Any]) -> Family:
     """The family that a saved branch was made for. Version 0.1.0 knew Wan only, and wrote no name."""
-    name = base.get("transformer", WAN.transformer)
+    return family_named(base.get("transformer", WAN.transformer), "the branch's base model")
+
+
+def family_named(name: str, what: str = "transformer") -> Family:
+    """The family of a class of transformers."""
     if name not in FAMILIES:
         fix = f'see "Add a base model" in {PAGE}'
-        raise invalid("the branch's base model", f"one of {', '.join(FAMILIES)}", name, fix)
+        raise invalid(what, f"one of {', '.join(FAMILIES)}", name, fix)
     return FAMILIES[name]

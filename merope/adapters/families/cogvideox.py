@@ -6,9 +6,13 @@ The rotary embedding is an argument of the forward, and 2B has none. A token of 
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from diffusers.models.embeddings import get_3d_rotary_pos_embed
+from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_region_for_grid
+from torch import Tensor, zeros
 
 from merope.adapters.families.facts import Family
+from merope.adapters.families.noise import VPrediction
+from merope.errors import invalid
 
 
 class CogVideoXFamily(Family):
@@ -19,10 +23,56 @@ class CogVideoXFamily(Family):
         latents: Tensor = arguments["hidden_states"]  # [B, T, channels, H, W]
         return latents.transpose(1, 2)
 
+    def vae_strides(self, vae: Any) -> tuple[int, int]:
+        return int(vae.config.temporal_compression_ratio), 2 ** (len(vae.config.block_out_channels) - 1)
+
+    def noising(self, scheduler: Any) -> VPrediction:
+        """As its scheduler has it; all models of the family predict v."""
+        if scheduler.config.prediction_type != "v_prediction":
+            fix = "use the scheduler of the model's folder"
+            raise invalid("scheduler.prediction_type", '"v_prediction"', scheduler.config.prediction_type, fix)
+        return VPrediction(scheduler.alphas_cumprod)
+
+    def text(self, pipeline: Any, caption: str) -> Tensor:  # [L, D]
+        length = pipeline.transformer.config.max_text_seq_length
+        embeddings, _ = pipeline.encode_prompt(caption, do_classifier_free_guidance=False, max_sequence_length=length)
+        rows: Tensor = embeddings[0]
+        return rows
+
+    def no_text(self, config: Mapping[str, Any]) -> Tensor:  # [L, D]
+        """Its positions count the rows of text."""
+        return zeros(config["max_text_seq_length"], config["text_embed_dim"])
+
+    def video_inputs(self, config: Mapping[str, Any], latents: Tensor, times: Tensor, pixels: int) -> dict[str, Any]:
+        _, _, frames, height, width = latents.shape
+        size = config["patch_size"]
+        rotary = rotary_embedding(config, frames, (height // size, width // size), latents)
+        return {"hidden_states": latents.transpose(1, 2), "timestep": times, "image_rotary_emb": rotary}
+
+
+def rotary_embedding(
+    config: Mapping[str, Any], frames: int, grid: tuple[int, int], latents: Tensor
+) -> Any:  # (cosines, sines) [tokens, head_dim], or None
+    """As the family's pipelines make it: 1.0 scales its grid to the one it was trained with, 1.5 cuts from it."""
+    if not config["use_rotary_positional_embeddings"]:
+        return None
+    trained = (config["sample_height"] // config["patch_size"], config["sample_width"] // config["patch_size"])
+    common = {"embed_dim": config["attention_head_dim"], "grid_size": grid, "device": latents.device}
+    if config["patch_size_t"] is None:
+        crops = get_resize_crop_region_for_grid(grid, trained[1], trained[0])
+        return get_3d_rotary_pos_embed(**common, crops_coords=crops, temporal_size=frames)
+    tokens = frames // config["patch_size_t"]
+    return get_3d_rotary_pos_embed(
+        **common, crops_coords=None, temporal_size=tokens, grid_type="slice", max_size=trained
+    )
+
 
 COGVIDEOX = CogVideoXFamily(
     transformer="CogVideoXTransformer3DModel",
     models="CogVideoX 1.0 and 1.5",
     argument="image_rotary_emb",
     doubles_batch=True,
+    text_first=True,
+    compiles_blocks=False,
+    casts_latents=False,
 )

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from merope.adapters.conditioning import CameraArgument, CameraCondition, CameraRotary, Carrier
+from merope.adapters.families.noise import FLOW_MATCHING, Noising
 from merope.attention.visible_cameras import Visibility
 from merope.geometry.cameras import LATENT_STRIDE
 
@@ -28,6 +30,16 @@ class Family:
     doubles_batch: its pipelines put both passes of guidance into one batch, one after the other.
     integrations, has_history: what of `CameraBranchConfig` its attention supports.
     recorded: fields of the model's config that a saved branch finds again in the model it is loaded into.
+    timesteps: of what a forward may be given one each. One per frame or token lets frames be clean while others are
+        denoised.
+    text_first: text tokens of joint attention stand before those of the video, not behind them.
+    shares_clips: its blocks are such that `merope train` can split the frames of a clip over ranks.
+    compiles_blocks: diffusers has `compile_repeated_blocks` for it.
+    not_trained: why `merope train` does not take it; empty where it does. All methods below `video` are for training
+        and for `merope analyse`, and may be left out with it.
+    not_generated: why `merope generate` does not take it; empty where it does.
+    pipeline: class of diffusers that it runs in, whichever one its folder names; empty for that of the folder.
+    casts_latents: its pipeline brings latents to the precision of the VAE, which may then be float32.
     """
 
     transformer: str
@@ -42,6 +54,14 @@ class Family:
     integrations: tuple[str, ...] = ("parallel",)
     has_history: bool = False
     recorded: tuple[str, ...] = ("in_channels", "out_channels")
+    timesteps: Literal["clip", "frame", "token"] = "clip"
+    text_first: bool = False
+    shares_clips: bool = False
+    compiles_blocks: bool = True
+    not_trained: str = ""
+    not_generated: str = ""
+    pipeline: str = ""
+    casts_latents: bool = True
 
     def base(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What must agree between a branch and its base model. The first five are known to every branch."""
@@ -80,3 +100,82 @@ class Family:
     def carried(self, native: Any, condition: CameraCondition) -> Carrier:
         """Cameras put on the argument that carries them."""
         return CameraArgument(condition) if native is None else CameraRotary(native, condition)
+
+    def vae_strides(self, vae: Any) -> tuple[int, int]:
+        """RGB frames and pixels per latent one, of an autoencoder that may be without its weights."""
+        return int(vae.temporal_compression_ratio), int(vae.spatial_compression_ratio)
+
+    def latent_statistics(self, vae: Any) -> tuple[Any, Any]:  # [C] or a number each
+        """Mean and standard deviation that latents are normalised by."""
+        return 0.0, 1.0 / vae.config.scaling_factor
+
+    def decoded(self, vae: Any, latents: Tensor) -> Tensor:  # [B, C, T, h, w] -> [B, 3, frames, H, W]
+        """The frames of latents that are not normalised."""
+        frames: Tensor = vae.decode(latents, return_dict=False)[0]
+        return frames
+
+    def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
+        """The arguments of a pipeline's call that set its guidance by text."""
+        return {"guidance_scale": scale}
+
+    def noising(self, scheduler: Any) -> Noising:
+        """How it mixes data and noise."""
+        return FLOW_MATCHING
+
+    def text(self, pipeline: Any, caption: str) -> Tensor:  # [L, D]
+        """A caption as all that the transformer reads of it, by the pipeline's text encoders."""
+        rows: Tensor = pipeline.encode_prompt(caption, do_classifier_free_guidance=False)[0][0]
+        return rows
+
+    def no_text(self, config: Mapping[str, Any]) -> Tensor:  # [L, D]
+        """What a model reads that is given no text."""
+        return torch.zeros(1, config["text_dim"])
+
+    def text_inputs(self, config: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:  # [B, L, D]
+        """The arguments of a forward that depend on the text."""
+        return {"encoder_hidden_states": rows}
+
+    def video_inputs(
+        self,
+        config: Mapping[str, Any],
+        latents: Tensor,  # [B, channels, T, H, W] normalised
+        times: Tensor,  # [B], or where frames have their own ones [B, T]
+        pixels: int,  # per latent one
+    ) -> dict[str, Any]:
+        """The arguments of a forward that do not depend on the text, without the cameras."""
+        return {"hidden_states": latents, **self.timed(config, self.spread(config, times, latents))}
+
+    def spread(self, config: Mapping[str, Any], times: Tensor, latents: Tensor) -> Tensor:
+        """Times of frames as times of their tokens, where the forward wants these."""
+        if times.ndim == 1 or self.timesteps == "frame":
+            return times
+        _, rows, columns = self.patch(config)
+        return times.repeat_interleave(latents.shape[-2] // rows * (latents.shape[-1] // columns), dim=1)
+
+    def timed(self, config: Mapping[str, Any], times: Tensor) -> dict[str, Any]:  # [B], [B, frames] or [B, tokens]
+        """The arguments of a forward that say how noisy its latents are."""
+        return {"timestep": times}
+
+    def with_clean_frames(
+        self,
+        config: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        clean: Tensor,  # [B or 1, channels, K, H, W] normalised
+    ) -> dict[str, Any]:
+        """The arguments of a forward with these as the first latent frames, at time 0."""
+        changed = {**arguments, "hidden_states": arguments["hidden_states"].clone()}
+        video, times = self.video(changed), arguments["timestep"]
+        video[:, :, : clean.shape[2]] = clean.to(video)
+        of_frames = times[:, None].expand(-1, video.shape[2]) if times.ndim == 1 else times
+        is_noisy = torch.arange(video.shape[2], device=times.device) >= clean.shape[2]
+        return changed | self.timed(config, self.spread(config, of_frames * is_noisy, video))
+
+    def latent_channels(self, config: Mapping[str, Any]) -> int:
+        """Of the latents that it denoises, without those of further conditions."""
+        channels: int = config["out_channels"] or config["in_channels"]
+        return channels
+
+    def image_channels(self, config: Mapping[str, Any]) -> int:
+        """Channels of an image that the model takes beside the latents; 0 for models of text alone."""
+        channels: int = config["in_channels"] - self.latent_channels(config)
+        return channels

@@ -19,5 +19,20 @@ class LTX2Family(PackedFamily):
             raise invalid("video_self_attention_mask", "None with a camera branch", "a mask", fix)
         return super().video(arguments)
 
+    def with_clean_frames(
+        self, config: Mapping[str, Any], arguments: Mapping[str, Any], clean: Tensor
+    ) -> dict[str, Any]:
+        """Sound keeps the time of the whole; by default it would have that of the video."""
+        given = arguments.get("audio_timestep")
+        sound = arguments["timestep"] if given is None else given
+        return {**super().with_clean_frames(config, arguments, clean), "audio_timestep": sound}
 
-LTX2 = LTX2Family(transformer="LTX2VideoTransformer3DModel", models="LTX-2", latent_stride=8, doubles_batch=True)
+
+LTX2 = LTX2Family(
+    transformer="LTX2VideoTransformer3DModel",
+    models="LTX-2",
+    latent_stride=8,
+    doubles_batch=True,
+    timesteps="token",
+    not_trained="it learns video together with its sound, which clips do not have",
+)

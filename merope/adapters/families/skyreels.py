@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from merope.adapters.families.facts import Family
+from torch import Tensor
+
+from merope.adapters.families.wan_clips import WanClips
 from merope.attention.visible_cameras import Visibility
 
+RATE_24 = 1
+"""Of its two frame rates."""
 
-class SkyReelsFamily(Family):
+
+class SkyReelsFamily(WanClips):
     """The branch sees what the model's own mask lets it see."""
 
     def sees(self, config: Mapping[str, Any], frames: int) -> Visibility | None:
@@ -15,10 +20,17 @@ class SkyReelsFamily(Family):
         block = config["num_frame_per_block"]
         return Visibility.block_causal(frames, block) if block > 1 else None
 
+    def timed(self, config: Mapping[str, Any], times: Tensor) -> dict[str, Any]:
+        """Times per frame are an option of the forward. Models that know rates are told 24 frames per second."""
+        rate = {"fps": [RATE_24] * len(times)} if config["inject_sample_info"] else {}
+        forcing = {"enable_diffusion_forcing": True} if times.ndim == 2 else {}
+        return {"timestep": times, **forcing, **rate}
+
 
 SKYREELS = SkyReelsFamily(
     transformer="SkyReelsV2Transformer3DModel",
     models="SkyReels V2",
     blocks="blocks",
     recorded=("in_channels", "out_channels", "ffn_dim", "text_dim"),
+    timesteps="frame",
 )

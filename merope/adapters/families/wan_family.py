@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from merope.adapters.families.facts import Family
+from merope.adapters.families.wan_clips import WanClips
 
 RGB_CHANNELS = 3
 """Of a model of pixels, whose latent frames are the RGB frames themselves; Wan's VAEs make more channels."""
@@ -14,7 +14,7 @@ RECORDED = (
 )
 
 
-class WanFamily(Family):
+class WanFamily(WanClips):
     """Wan2.1 and Wan2.2. Wan2.2 A14B is two of these transformers."""
 
     def base(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,4 +35,6 @@ WAN = WanFamily(
     blocks="blocks",
     integrations=("parallel", "rerope", "additive"),
     has_history=True,
+    timesteps="token",
+    shares_clips=True,
 )

@@ -1,0 +1,149 @@
+"""Clips of models that run in their own, unmodified pipeline of diffusers, with cameras and what a prefix can be there.
+
+Where a forward takes one timestep per frame or token, the first frames of a clip can be clean: they are put into the
+latents before every forward, at time 0. Else a pipeline that takes an image gets the first frame. Else there is text.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from merope.adapters.attachment import cameras as giving_cameras
+from merope.adapters.attachment import load_branch
+from merope.adapters.families.facts import Family
+from merope.errors import invalid
+from merope.formats.video import as_bytes
+from merope.generate.base_video import BaseVideo
+from merope.generate.camera_path import say
+from merope.generate.conditions import latent_cameras
+from merope.generate.inputs import GenerateConfig
+from merope.generate.preflight import ModelOutline
+from merope.geometry.cameras import Cameras
+
+Start = Literal["prefix", "image", "text"]
+"""What a clip may begin with: clean frames, one image, or nothing."""
+
+
+def check_start(config: GenerateConfig, outline: ModelOutline) -> None:
+    """Say what the clip of a config begins with. A prefix that the model does not take is refused."""
+    assert outline.pipeline is not None
+    family, name, arguments = outline.family, outline.pipeline.__name__, call_arguments(outline.pipeline)
+    if family.not_generated:
+        raise invalid("--model", "one that merope generate runs", family.models, family.not_generated)
+    if config.transformer is not None and len(outline.transformers) > 1:
+        fix = "put both into a copy of the model's folder"
+        raise invalid("--transformer", "left out for a model of two", config.transformer, fix)
+    if not outline.has_text:
+        fix = "complete the folder: pipelines of other models than Wan want a prompt"
+        raise invalid("--model", "with text_encoder and tokenizer", config.model, fix)
+    start = "text" if config.prefix is None else possible_start(family, outline.transformer.config, arguments)
+    if config.prefix is None and "image" in arguments and arguments["image"].default is inspect.Parameter.empty:
+        raise invalid(f"--prefix for {name}", "given: it wants an image", "nothing", "add --prefix-frames 1, too")
+    if config.prefix is not None and start == "text":
+        fix = "leave it out: the model has one timestep for all frames, and its pipeline takes no image"
+        raise invalid(f"--prefix for {name}", "left out", str(config.prefix), fix)
+    if start == "image" and config.prefix_frames != 1:
+        fix = "the pipeline takes one image, not several clean frames"
+        raise invalid(f"--prefix-frames for {name}", "1", config.prefix_frames, fix)
+    first = {"prefix": f"{config.prefix_frames} clean frames, ", "image": "the first frame as an image, ", "text": ""}
+    say(f"{family.models} in {name}: {first[start]}text{' and cameras' if config.has_branch else ''}")
+
+
+def call_arguments(pipeline: type[Any]) -> Mapping[str, inspect.Parameter]:
+    """Of a pipeline's call."""
+    return inspect.signature(pipeline.__call__).parameters
+
+
+def possible_start(family: Family, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Start:
+    """The most that a clip can begin with."""
+    if "image" in arguments:
+        return "image"
+    can_be_clean = family.timesteps != "clip" and not family.image_channels(config)
+    return "prefix" if can_be_clean and "callback_on_step_end" in arguments else "text"
+
+
+def load_own(config: GenerateConfig, outline: ModelOutline) -> BaseVideo:
+    """Model and branches on their device. The VAE stays in float32 where the pipeline lets it."""
+    dtype = getattr(torch, config.run_dtype)
+    parts = {}
+    if config.transformer is not None:
+        parts["transformer"] = type(outline.transformer).from_pretrained(config.transformer, dtype=dtype)
+    of_vae = torch.float32 if outline.family.casts_latents else dtype
+    assert outline.pipeline is not None
+    pipe = outline.pipeline.from_pretrained(config.model, dtype={"default": dtype, "vae": of_vae}, **parts)
+    if config.has_branch:
+        load_branch(pipe, config.branch)
+    if config.offload:
+        pipe.enable_model_cpu_offload(device=config.run_device)
+    else:
+        pipe.to(config.run_device)
+    return BaseVideo(pipe)
+
+
+def own_frames(
+    video: BaseVideo,
+    config: GenerateConfig,
+    cameras: Cameras,  # [T], one per RGB frame
+    prefix: Tensor | None,  # uint8 [T0, H, W, 3]
+) -> Tensor:  # uint8 [T, H, W, 3]
+    """The frames of a clip."""
+    from PIL import Image
+
+    pipe = video.pipe
+    call: dict[str, Any] = {
+        "prompt": config.prompt,
+        "height": config.height,
+        "width": config.width,
+        "num_frames": config.frames,
+        "num_inference_steps": config.steps,
+        "generator": torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
+        "output_type": "np",
+    }
+    if config.negative_prompt is not None:
+        call["negative_prompt"] = config.negative_prompt
+    if config.guidance is not None:
+        call |= video.family.guided(pipe, config.guidance)
+    with ExitStack() as around:
+        if config.has_branch:
+            of_tokens = latent_cameras(cameras, video.strides.of_cameras)
+            around.enter_context(giving_cameras(pipe, of_tokens))
+        if prefix is not None and "image" in call_arguments(type(pipe)):
+            call["image"] = Image.fromarray(prefix[0].numpy())
+        elif prefix is not None:
+            call |= around.enter_context(clean_prefix(video, video.encode_frames(prefix[None])))
+        frames = torch.as_tensor(pipe(**call).frames[0])
+    return as_bytes(frames.float()).cpu()
+
+
+@contextmanager
+def clean_prefix(
+    video: BaseVideo,
+    clean: Tensor,  # [1, C, K, h, w] normalised
+) -> Iterator[dict[str, Any]]:
+    """Let these be the first latent frames of all forwards inside; gives the callback for the pipeline's call."""
+    last: dict[str, Any] = {}
+
+    def before(transformer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        last.update(kwargs)
+        return args, video.family.with_clean_frames(transformer.config, kwargs, clean)
+
+    def put_back(pipe: Any, step: int, time: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A step of the scheduler has moved them."""
+        latents = tensors["latents"].clone()
+        of_video = video.family.video({**last, "hidden_states": latents})
+        of_video[:, :, : clean.shape[2]] = clean.to(of_video)
+        return {"latents": latents}
+
+    hooks = [
+        transformer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        for transformer in video.transformers.values()
+    ]
+    try:
+        yield {"callback_on_step_end": put_back}
+    finally:
+        for hook in hooks:
+            hook.remove()
