@@ -5,7 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -44,10 +44,12 @@ def generate(config: GenerateConfig) -> Path:
     check_machine(config)
     path = camera_path(config)
     outline = checked_model(config, path)
+    config = _settled(config, outline)
     prefix = None if config.prefix is None else read_prefix(config, outline)
     pipeline = load_pipeline(config)
     loaded_s = time.perf_counter()
-    frames = _sampled(pipeline, config, path, prefix)
+    sample = _sampled if pipeline.causal_block_frames is None else _streamed
+    frames = sample(pipeline, config, path, prefix)
     sampled_s = time.perf_counter()
     _write_clip(config, path, frames, len(prefix) if prefix is not None else 0)
     seconds = {"load": loaded_s - start_s, "generate": sampled_s - loaded_s, "all": time.perf_counter() - start_s}
@@ -81,6 +83,18 @@ def checked_model(config: GenerateConfig, path: Trajectory) -> "ModelOutline":
         check_branch(config.branch, outline, path_cameras(path))
     _check_text(config, outline.has_text)
     return outline
+
+
+def _settled(config: GenerateConfig, outline: "ModelOutline") -> GenerateConfig:
+    """With the denoising steps that suit the model. A prefix must fill the blocks of a causal one."""
+    from merope.generate.preflight import trained_block_frames, trained_steps
+    from merope.generate.stream import STEPS
+
+    trained = config.model, config.branch if config.has_branch else None
+    block = trained_block_frames(*trained)
+    if block is not None and config.prefix is not None:
+        outline.strides.check_blocks("--prefix-frames", config.prefix_frames, block)
+    return replace(config, steps=config.steps or trained_steps(*trained) or STEPS)
 
 
 def _check_text(config: GenerateConfig, has_encoder: bool) -> None:
@@ -127,6 +141,7 @@ def _sampled(
     path: Trajectory,
     prefix: Tensor | None,  # uint8 [T0, H, W, 3]
 ) -> Tensor:  # uint8 [T, H, W, 3]
+    assert config.steps is not None, "settled"
     output = pipeline(
         prompt=config.prompt,
         negative_prompt=config.negative_prompt,
@@ -143,6 +158,30 @@ def _sampled(
     )
     frames: Tensor = output[0][0]  # [T, 3, H, W] in [0, 1]
     return as_bytes(frames.float().permute(0, 2, 3, 1)).cpu()
+
+
+def _streamed(
+    pipeline: "CameraVideoPipeline",
+    config: GenerateConfig,
+    path: Trajectory,
+    prefix: Tensor | None,  # uint8 [T0, H, W, 3]
+) -> Tensor:  # uint8 [T, H, W, 3]
+    """The clip of a causal model, which makes one block after the other."""
+    from merope.generate.causal_clips import streamed_clip
+
+    return streamed_clip(
+        pipeline,
+        config.frames,
+        path_cameras(path) if config.has_branch else None,
+        prefix,
+        prompt=config.prompt,
+        negative_prompt=config.negative_prompt,
+        height=config.height,
+        width=config.width,
+        num_inference_steps=config.steps,
+        guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
+        seed=config.seed,
+    )
 
 
 def path_cameras(path: Trajectory) -> Cameras:
