@@ -28,7 +28,7 @@ from merope.generate.conditions import latent_cameras
 from merope.geometry.cameras import Cameras
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel, FrameShards
-from merope.train.objective import Noised, token_timesteps
+from merope.train.objective import Noised, denoising_levels, token_timesteps
 from merope.world.clips_file import write_clips
 
 SHARD = "14MB"
@@ -54,6 +54,7 @@ class Model:
     prefix_frames: int  # RGB
     causal_block_frames: int | None = None  # latent; None: bidirectional
     context: ContextParallel | None = None  # splits the frames of a clip over ranks
+    teacher: WanTransformer3DModel | None = None  # the transformer as it was when the run began, for distillation
 
     @property
     def transformer(self) -> WanTransformer3DModel:
@@ -142,6 +143,11 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
             _load_saved(config.model.pretrained_branch, transformer, branch)
     if config.objective.causal_block_frames is not None:
         _make_causal(transformer)
+    teacher = None
+    if config.distillation is not None:
+        _check_blocks_of_teacher(config, pipeline)
+        pipeline.register_to_config(denoising_levels=denoising_levels(config))
+        teacher = deepcopy(transformer).requires_grad_(False).eval().to(device)
     if config.model.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
     transformer.train()
@@ -150,7 +156,20 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
         transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
     objective = config.objective
-    return Model(pipeline, config.model.precision, device, objective.prefix_frames, objective.causal_block_frames)
+    return Model(
+        *(pipeline, config.model.precision, device, objective.prefix_frames, objective.causal_block_frames),
+        teacher=teacher,
+    )
+
+
+def _check_blocks_of_teacher(config: TrainConfig, pipeline: CameraVideoPipeline) -> None:
+    """Refuse a model that was not trained with these blocks. One without a branch may not say it."""
+    wanted, found = config.objective.causal_block_frames, pipeline.config.get("causal_block_frames")
+    if config.model.pretrained_branch is not None:
+        found = found or CameraBranch.load_config(config.model.pretrained_branch).get("causal_block_frames")
+    if found != wanted and (found is not None or config.branch != "none"):
+        fix = "train it with objective.causal_block_frames first, or give its blocks"
+        raise invalid("model.pretrained with [distillation]", f"a causal model with blocks of {wanted}", found, fix)
 
 
 def _make_causal(transformer: WanTransformer3DModel) -> None:
@@ -240,7 +259,7 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
 
     A model without a text encoder becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks
     call this, the first one writes. With a moving average, that is what is written. The branch and the pipeline of a
-    causal model say of how many latent frames its blocks are.
+    causal model say of how many latent frames its blocks are, and at which noise levels one of few steps works.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights: dict[str, Any] = dict(get_model_state_dict(model.transformer, options=options))
@@ -251,7 +270,9 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     dtype = torch.bfloat16 if config.run.export_precision == "bf16" else torch.float32
     if config.branch != "none":
         branch = CameraBranch.for_transformer(model.transformer, config.branch)
-        branch.register_to_config(causal_block_frames=model.causal_block_frames)
+        branch.register_to_config(
+            causal_block_frames=model.causal_block_frames, denoising_levels=denoising_levels(config)
+        )
         _fill(branch, weights)
         _cast(branch, dtype).save_pretrained(folder / "branch")
     if config.model.trainable == "all":
@@ -265,10 +286,11 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
                 *(None, None, vae, pipeline.scheduler, base),
                 expand_timesteps=True,
                 causal_block_frames=model.causal_block_frames,
+                denoising_levels=denoising_levels(config),
             )
             whole.save_pretrained(folder, max_shard_size=SHARD)
             if isinstance(config.data, WorldData):
-                write_clips(folder, config.data.clips(config.objective.prefix_frames), config.run.sample_steps)
+                write_clips(folder, config.data.clips(config.objective.prefix_frames), config.sample_steps)
         else:
             base.save_pretrained(folder / "transformer")
 
