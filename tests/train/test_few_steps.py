@@ -22,6 +22,7 @@ from merope.train.parallel import Ranks
 from merope.train.samples import only_clip
 from merope.train.toml_config import read_config
 from merope.world.clips_file import read_clips
+from tests.train.ranks import run_ranks
 from tests.train.test_causal_training import causal_config
 
 CPU = torch.device("cpu")
@@ -112,6 +113,22 @@ def test_stopping_and_going_on_changes_nothing(causal: Path, distilled: Path, tm
         assert [key for key in whole if not torch.equal(whole[key], again[key])] == []
     with pytest.raises(ValueError, match=r"distillation\.teacher_steps: 4 before, 8 now"):
         train(few_step_config(causal, tmp_path, *options, "distillation.teacher_steps=8"))
+
+
+def learn(causal: Path, out: Path) -> None:
+    torch.set_num_threads(1)
+    smooth = ("optimiser.learning_rate=0.01", "optimiser.epsilon=0.01")  # updates in proportion to gradients
+    train(few_step_config(causal, out, "run.steps=1", "run.micro_batch=2", *smooth))
+
+
+def test_two_ranks_take_the_step_of_one(causal: Path, tmp_path: Path) -> None:
+    learn(causal, tmp_path / "one")
+    run_ranks(2, learn, causal, tmp_path / "two")
+    for file in ("branch", "transformer"):
+        name = f"trained/{file}/diffusion_pytorch_model.safetensors"
+        one, two = load_file(tmp_path / "one" / name), load_file(tmp_path / "two" / name)
+        for key, value in one.items():
+            assert_close(two[key], value, rtol=0, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
 
 
 def test_the_exported_folder_says_how_it_is_driven(causal: Path, distilled: Path) -> None:
