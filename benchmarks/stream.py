@@ -6,15 +6,18 @@
 Without a model: a tiny random Wan with a VAE and a MeRoPE branch, one denoising step for each block, so that thousands
 of blocks pass in minutes. With one: a folder that `CameraVideoPipeline.from_pretrained` reads, its branch in `branch/`
 and its sizes in `clips.json`. Every row is a tenth of the stream: milliseconds for a block (on the clock, and of CPU
-time, which other work on the machine does not lengthen), its shares, what process and cache hold.
+time, which other work on the machine does not lengthen), its shares (transformer: without what cameras take), what
+process and cache hold.
 
 At the end one more block is driven, and driven again from the same cache with another count of forgotten frames. Both
-must be the same to the last bit.
+must be the same to the last bit. With --compare N, N more blocks are driven twice: with what a stream keeps between the
+steps of a block (turned keys, keys of the text), and without it.
 """
 
 import argparse
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +29,9 @@ from torch import Tensor
 
 import merope
 from merope import CameraBranchConfig, Cameras, CameraVideoPipeline, Pinhole
+from merope.adapters import key_cache
+from merope.adapters.attachment import attached_branch
+from merope.adapters.text_keys import TextKeys
 from merope.generate.stream import CameraStream
 from merope.train.provenance import commit, device_name
 
@@ -73,7 +79,7 @@ class Stopwatch:
     """Seconds inside some calls."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"transformer": 0.0, "vae": 0.0}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
@@ -102,13 +108,20 @@ def drive(stream: CameraStream, blocks: int, lens: Pinhole) -> list[dict[str, fl
     watch, rows = Stopwatch(), []
     stream.pipe.transformer.forward = watch.timed("transformer", stream.pipe.transformer.forward)
     stream.pipe.decode_block = watch.timed("vae", stream.pipe.decode_block)
+    branch = attached_branch(stream.pipe.transformer)
+    assert branch is not None
+    branch.prepare_block = watch.timed("plans", branch.prepare_block)
+    for processor in branch.processors().values():
+        processor.camera_output = watch.timed("cameras", processor.camera_output)
     share = max(1, blocks // ROWS)
     for done in range(share, blocks + 1, share):
-        watch.seconds = dict.fromkeys(watch.seconds, 0.0)
+        watch.seconds.clear()
         start, cpu_start, frames = now(), time.process_time(), 0
         for _ in range(share):
             frames += len(stream.drive(Cameras(driving_poses(stream.frames, stream.block_frames), lens)))
         seconds, cpu_seconds = now() - start, time.process_time() - cpu_start
+        watch.seconds["transformer"] -= watch.seconds["cameras"]
+        watch.seconds["cameras"] += watch.seconds.pop("plans")
         shares = {f"{name}_percent": round(100 * part / seconds, 1) for name, part in watch.seconds.items()}
         row = {"blocks": done, "ms_per_block": round(1000 * seconds / share, 2), "fps": round(frames / seconds, 2)}
         row["cpu_ms_per_block"] = round(1000 * cpu_seconds / share, 2)
@@ -128,6 +141,28 @@ def forgets(stream: CameraStream) -> bool:
     return torch.equal(stream.drive(poses), usual)
 
 
+def compare_keeping(stream: CameraStream, blocks: int) -> dict[str, float]:
+    """CPU time of blocks with and without what is kept, in turns, and how much their latents differ."""
+    spent, apart = {"kept": 0.0, "anew": 0.0}, 0.0
+    usual_keys, usual_text = key_cache.can_keep, TextKeys.of
+    for _ in range(blocks):
+        poses, made = driving_poses(stream.frames, stream.block_frames), {}
+        for name in spent:
+            if made:
+                stream.undo()
+            keeps = name == "kept"
+            key_cache.can_keep = usual_keys if keeps else lambda q, plan: False
+            TextKeys.of = usual_text if keeps else lambda self, text: {}
+            start = time.process_time()
+            stream.drive(poses)
+            spent[name] += time.process_time() - start
+            made[name] = stream.latents
+        apart = max(apart, float((made["kept"] - made["anew"]).abs().max() / made["anew"].abs().max()))
+    key_cache.can_keep, TextKeys.of = usual_keys, usual_text
+    ms = {f"cpu_ms_per_block_{name}": round(1000 * seconds / blocks, 1) for name, seconds in spent.items()}
+    return {**ms, "ratio": round(spent["kept"] / spent["anew"], 3), "largest_relative_difference": apart}
+
+
 def main() -> None:
     """Drive, print and write."""
     parser = argparse.ArgumentParser(description="a stream of many blocks")
@@ -137,6 +172,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--window", type=int, default=12)
     parser.add_argument("--sink", type=int, default=3)
+    parser.add_argument("--compare", type=int, default=0, metavar="BLOCKS")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     pipe, height, width = tiny_pipeline(), 32, 64
@@ -147,7 +183,9 @@ def main() -> None:
     sizes = {"height": height, "width": width, "window": options.window, "sink": options.sink}
     stream = pipe.stream(lens=lens, **sizes, num_inference_steps=options.steps, guidance_scale=1.0)
     rows = drive(stream, options.blocks, lens)
-    checks = {"forgotten_frames_leave_no_trace": forgets(stream)}
+    checks: dict[str, Any] = {"forgotten_frames_leave_no_trace": forgets(stream)}
+    if options.compare:
+        checks["keeping"] = compare_keeping(stream, options.compare)
     print(json.dumps(checks))
     if options.out is not None:
         device = device_name(torch.device(options.device))

@@ -115,9 +115,9 @@ class CameraAttention(CameraProcessor):
         q, k, v = self.projected(x)
         if condition.gather is not None:
             k, v = condition.gather(k, 2), condition.gather(v, 2)
-        if condition.past is not None:
-            k, v = condition.past.joined(self.layer, k, v)
-        if condition.plan is not None:
+        if condition.past is not None and condition.plan is not None:
+            attended = condition.past.attended(self.layer, q, k, v, condition.plan)
+        elif condition.plan is not None:
             attended = attend(q, k, v, condition.plan)
         else:
             attended = self._attended_under_own_plan(q, k, v, x, condition)

@@ -73,6 +73,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         latent_stride: int = LATENT_STRIDE,
         merope_version: str = "",
         causal_block_frames: int | None = None,  # latent frames of a block that it was trained with; None: whole clips
+        denoising_levels: list[float] | None = None,  # noise levels of the few steps that it was trained for
     ) -> None:
         super().__init__()
         indices = block_indices(blocks, base["num_layers"])

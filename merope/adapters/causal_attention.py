@@ -66,8 +66,10 @@ class CausalAttention(StandIn):
             return out
         q, k, v = projected(attn, hidden_states)
         if causal.reader is not None:
-            k, v = causal.reader.joined(self.layer, k, v)
-        attended = attend(q, k, v, causal.plan).transpose(1, 2).flatten(2)
+            attended = causal.reader.attended(self.layer, q, k, v, causal.plan)
+        else:
+            attended = attend(q, k, v, causal.plan)
+        attended = attended.transpose(1, 2).flatten(2)
         for layer in attn.to_out:
             attended = layer(attended)
         return attended

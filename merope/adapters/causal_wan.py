@@ -32,6 +32,7 @@ from merope.adapters.causal_history import leading_references, led_by_references
 from merope.adapters.conditioning import CAMERAS, HISTORY, PAST, SEES, TIMES, CameraCondition, attended_dtype
 from merope.adapters.history import HistoryReferences, with_references, without_references
 from merope.adapters.key_cache import KeyCache, KeyReader
+from merope.adapters.text_keys import KEPT, TextAttention
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan
 from merope.attention.visible_cameras import Visibility
@@ -62,10 +63,12 @@ def attach_causal(transformer: WanTransformer3DModel) -> None:
             attn.processor.base = CausalAttention(attn.processor.base, layer)
         else:
             attn.set_processor(CausalAttention(attn.processor, layer))
+        block.attn2.set_processor(TextAttention(block.attn2.processor, index))
     inputs = CausalInput()
     hooks = [  # before those of a camera branch, whichever came first
         transformer.register_forward_pre_hook(inputs.before_forward, with_kwargs=True, prepend=True),
         transformer.rope.register_forward_hook(inputs.after_rope, prepend=True),
+        transformer.condition_embedder.text_embedder.register_forward_hook(inputs.after_text),
         transformer.register_forward_hook(inputs.after_forward),
     ]
     transformer.__dict__[CAUSAL] = hooks
@@ -84,6 +87,9 @@ def detach_causal(transformer: WanTransformer3DModel) -> None:
             attn.set_processor(attn.processor.base)
         elif isinstance(getattr(attn.processor, "base", None), CausalAttention):
             attn.processor.base = attn.processor.base.base
+        across: Any = block.attn2
+        if isinstance(across.processor, TextAttention):
+            across.set_processor(across.processor.base)
 
 
 def teacher_forcing(
@@ -111,8 +117,8 @@ class BlockCondition:
     reader: KeyReader
 
     def reading(self, cache: KeyCache, keep: bool = False) -> Self:
-        """The same block before another cache of as many frames, such as that of another text."""
-        reader = KeyReader(cache, keep)
+        """The same block before another cache of as many frames, such as that of another text, or once more."""
+        reader = KeyReader(cache, keep, self.reader.turned if cache is self.reader.cache else None)
         cameras = None if self.cameras is None else replace(self.cameras, past=reader)
         return replace(self, reader=reader, cameras=cameras)
 
@@ -215,7 +221,7 @@ class CausalInput:
         """Forward pre-hook of the transformer: take `sees` and `past` out of `attention_kwargs`."""
         given = dict(kwargs.get("attention_kwargs") or {})
         sees, past = given.pop(SEES, None), given.pop(PAST, None)
-        self._forward.underway, self._forward.references = None, 0
+        self._forward.underway, self._forward.references, self._forward.text = None, 0, None
         if sees is None and past is None:
             return args, kwargs
         if past is None and not isinstance(sees, Visibility):
@@ -226,6 +232,8 @@ class CausalInput:
         if past is not None:
             self._forward.underway = _checked_block(past, sees, given, latents), past.reader
             given[CAMERAS] = past.cameras
+            if "encoder_hidden_states" in kwargs:
+                self._forward.text = past.reader.cache.text.of(kwargs["encoder_hidden_states"])
         else:
             branch = attached_branch(transformer)
             history = leading_references(branch, given)
@@ -243,6 +251,12 @@ class CausalInput:
         forward = self._forward
         underway, forward.underway = getattr(forward, "underway", None), None
         return native if underway is None else CausalRotary(native, *underway)
+
+    def after_text(self, embedder: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> None:
+        """Forward hook of the text embedder: let the text carry what the layers keep of it."""
+        kept = getattr(self._forward, "text", None)
+        if kept is not None:
+            setattr(embedded, KEPT, kept)
 
     def after_forward(self, transformer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Forward hook of the transformer: drop what came out for references."""

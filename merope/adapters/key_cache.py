@@ -6,13 +6,17 @@ ever has to be changed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from merope.adapters.text_keys import TextKeys
+from merope.adapters.turned_keys import TurnedKeys, can_keep
+from merope.attention.dispatch import attend
+from merope.attention.plan import AttentionPlan
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 
@@ -42,6 +46,7 @@ class KeyCache:
     frames: first and last ones that the next block sees, oldest first.
     recalled: older ones that the next block sees besides, and no later block.
     count: all frames so far, forgotten ones included.
+    text: what layers keep of the text; the caches of later blocks have the same.
     """
 
     window: int
@@ -50,6 +55,7 @@ class KeyCache:
     frames: tuple[FrameKeys, ...] = ()
     count: int = 0
     recalled: tuple[FrameKeys, ...] = ()
+    text: TextKeys = field(default_factory=TextKeys)
 
     def __post_init__(self) -> None:
         for name, least in (("block", 1), ("sink", 0), ("window", self.block)):
@@ -88,19 +94,38 @@ class KeyCache:
 
 
 class KeyReader:
-    """Hands every layer what a cache holds, before the keys and values of the block that is under way.
+    """Lets every layer attend to what a cache holds and to the block that is under way.
 
     keep: remember the block's own keys, for `kept`.
+    turned: keys that another reader of the same cache, for the same block, has turned already.
     """
 
-    def __init__(self, cache: KeyCache, keep: bool = False) -> None:
+    def __init__(self, cache: KeyCache, keep: bool = False, turned: TurnedKeys | None = None) -> None:
         self.cache = cache
+        self.turned = turned or TurnedKeys()
         self._own: dict[str, KeysValues] | None = {} if keep else None
 
-    def joined(self, layer: str, k: Tensor, v: Tensor) -> KeysValues:  # [B, heads, n, d] -> [B, heads, past + n, d]
-        """Keys and values of the past, then these."""
+    def attended(
+        self,
+        layer: str,
+        q: Tensor,  # [B, heads, n, d]
+        k: Tensor,
+        v: Tensor,
+        plan: AttentionPlan,
+    ) -> Tensor:  # [B, heads, n, d]
+        """Attention of a block to keys and values of the past and to its own."""
         if self._own is not None:
             self._own[layer] = (k, v)
+        if not self.cache.seen or not can_keep(q, plan):
+            return attend(q, *self._joined(layer, k, v), plan)
+        if self.turned.has(layer):
+            self.turned.replace_last(layer, k, v, plan)
+        else:
+            self.turned.keep(layer, *self._joined(layer, k, v), plan)
+        return self.turned.attend(layer, q, plan)
+
+    def _joined(self, layer: str, k: Tensor, v: Tensor) -> KeysValues:  # [B, heads, n, d] -> [B, heads, past + n, d]
+        """Keys and values of the past, then these."""
         past = [frame.layers[layer] for frame in self.cache.seen]
         if not past:
             return k, v

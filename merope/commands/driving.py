@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FILES = ("trajectory", "lens", "prefix", "prefix_poses")
 MAY_CHANGE = ("out", "resume", "device")
-SIZE, FPS, STEPS = (288, 512), 12.0, 50
+SIZE, FPS = (288, 512), 12.0
 OF_CLIP = (
     *("transformer", "trajectory_format", "assume_metric", "lens", "xi", "prefix", "prefix_frames"),
     *("prompt", "negative_prompt", "guidance", "seed", "dtype", "device"),
@@ -57,7 +57,7 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--window", type=int, default=12, help="latent frames that a block sees, its own 3 included (12)")
     how.add_argument("--sink", type=int, default=3, help="first latent frames that it sees besides (3)")
-    how.add_argument("--steps", type=int, help="denoising steps of a block: 50, or what a world's model wants")
+    how.add_argument("--steps", type=int, help="denoising steps of a block: what the model was trained for, or 50")
     how.add_argument("--guidance", type=float, help="scale of text guidance: 5, or 1 without a text encoder")
     how.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
     how.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
@@ -151,7 +151,7 @@ def _config(given: dict[str, Any], street: "Street | None") -> "DriveConfig":
         width=width,
         frames=1,
         fps=FPS if chosen["fps"] is None else chosen["fps"],
-        steps=STEPS if chosen["steps"] is None else chosen["steps"],
+        steps=chosen["steps"],
         **{name: chosen[name] for name in OF_CLIP},
     )
     driving = {name: chosen[name] for name in ("keys", "prefix_poses", "window", "sink")}

@@ -103,7 +103,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     lens.add_argument("--rig", type=Path, metavar="FILE", help="rig file: all its views go along the path")
     cameras.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
     how = parser.add_argument_group("how")
-    how.add_argument("--steps", type=int, default=50, help="denoising steps (50)")
+    how.add_argument("--steps", type=int, help="denoising steps: what the model was trained for, or 50")
     how.add_argument("--guidance", type=float, help="scale of text guidance (5, or 1 without a text encoder)")
     how.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
     how.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -36,6 +36,7 @@ from merope.evaluate.world_scores import Score, score_clip, score_floor
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import as_bytes, write_animation, write_image, write_video
 from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.causal_clips import streamed_clip
 from merope.generate.conditions import check_prefix_count
 from merope.generate.preflight import check_branch, no_loading_bars, outline_model
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
@@ -192,25 +193,30 @@ def generated(
     pipeline: CameraVideoPipeline, clip: CommandedClip, config: DemoConfig, which: str
 ) -> Tensor:  # uint8 [T, H, W, 3]
     """Continue the prefix of a clip along its cameras. Paths share the noise, so that only the command differs."""
-    clips = config.clips
+    clips, prefix = config.clips, clip.true[: config.clips.prefix_frames]
+    sampling: dict[str, Any] = {"num_inference_steps": config.run_steps, "guidance_scale": 1.0}
+
+    def tell(done: int, all_of_them: int, what: str) -> None:
+        show_line(f"driving {clip.manoeuvre} ({which}): {what} {done} of {all_of_them}", keep=done == all_of_them)
 
     def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        line = f"driving {clip.manoeuvre} ({which}): step {step + 1} of {config.run_steps}"
-        show_line(line, keep=step + 1 == config.run_steps)
+        tell(step + 1, config.run_steps, "step")
         return tensors
 
+    if pipeline.causal_block_frames is not None:
+        tell_frames = partial(tell, all_of_them=clips.frames, what="frame")
+        return streamed_clip(pipeline, clips.frames, clip.cameras, prefix, tell_frames, seed=config.seed, **sampling)
     frames = pipeline(
         cameras=clip.cameras,
-        prefix=clip.true[: clips.prefix_frames],
+        prefix=prefix,
         height=clips.height,
         width=clips.width,
         num_frames=clips.frames,
-        num_inference_steps=config.run_steps,
-        guidance_scale=1.0,
         generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
         output_type="pt",
         return_dict=False,
         callback_on_step_end=report,
+        **sampling,
     )[0]
     return as_bytes(frames[0].movedim(1, -1)).cpu()
 

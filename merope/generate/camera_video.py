@@ -60,6 +60,7 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
     text_encoder, tokenizer: None for a model that is given `prompt_embeds`, or no text at all.
     expand_timesteps: the base model was trained with one timestep per token (Wan2.2 TI2V-5B).
     causal_block_frames: the model was trained to make blocks of so many latent frames, one after the other.
+    denoising_levels: noise levels of the few steps that it was trained to make a block in, such as [1, 0.9, 0.75, 0.5].
     """
 
     transformer: Any  # the components that DiffusionPipeline sets by name
@@ -82,6 +83,7 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
         boundary_ratio: float | None = None,
         expand_timesteps: bool = False,
         causal_block_frames: int | None = None,
+        denoising_levels: list[float] | None = None,
     ) -> None:
         if not isinstance(getattr(transformer, "_orig_mod", transformer), WanTransformer3DModel):
             fix = "run the model's own pipeline with merope.cameras, see docs/bases.md"
@@ -91,8 +93,8 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
             raise invalid("transformer_2", "None", "a model of two transformers", fix)
         components = (tokenizer, text_encoder, vae, scheduler, transformer, None)
         super().__init__(*components, boundary_ratio, expand_timesteps)  # type: ignore[arg-type]
-        if causal_block_frames is not None:
-            self.register_to_config(causal_block_frames=causal_block_frames)
+        trained = {"causal_block_frames": causal_block_frames, "denoising_levels": denoising_levels}
+        self.register_to_config(**{name: value for name, value in trained.items() if value is not None})
         self.strides = VideoStrides.of(transformer.config, None if vae is None else vae.config)
         self.vae_scale_factor_temporal, self.vae_scale_factor_spatial = self.strides.frames, self.strides.pixels
 
@@ -102,9 +104,12 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
     @property
     def causal_block_frames(self) -> int | None:
         """Latent frames of a block that a causal model, or its branch, was trained with; None: whole clips."""
-        branch = attached_branch(self.transformer)
-        of_branch = None if branch is None else branch.config.get("causal_block_frames")
-        return self.config.get("causal_block_frames") or of_branch
+        return _trained(self, "causal_block_frames")
+
+    @property
+    def denoising_levels(self) -> list[float] | None:
+        """Noise levels of the few steps that the model, or its branch, was trained for; None: as many as one likes."""
+        return _trained(self, "denoising_levels")
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **options: Any) -> None:
         """Save the components. A camera branch is saved on its own, because base models are loaded without one."""
@@ -339,3 +344,8 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
 
 def _with_prefix(latents: Tensor, clean: Tensor) -> Tensor:  # [B, C, T, h, w], [B, C, K, h, w] -> [B, C, T, h, w]
     return torch.cat((clean, latents[:, :, clean.shape[2] :]), dim=2)
+
+
+def _trained(pipe: CameraVideoPipeline, name: str) -> Any:
+    branch = attached_branch(pipe.transformer)
+    return pipe.config.get(name) or (None if branch is None else branch.config.get(name))

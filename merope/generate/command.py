@@ -46,6 +46,7 @@ def generate(config: GenerateConfig) -> Path:
     check_machine(config)
     path = camera_path(config)
     outline = checked_model(config, path, own_pipeline=True)
+    config = _settled(config, outline)
     prefix = None if config.prefix is None else read_prefix(config, outline)
     frames, pipeline, loaded_s = (_made if outline.pipeline is None else _made_by_own)(config, outline, path, prefix)
     sampled_s = time.perf_counter()
@@ -85,6 +86,23 @@ def checked_model(config: GenerateConfig, path: Trajectory, own_pipeline: bool =
 
         check_start(config, outline)
     return outline
+
+
+def _settled(config: GenerateConfig, outline: "ModelOutline") -> GenerateConfig:
+    """With the denoising steps that suit the model. A prefix must fill the blocks of a causal one."""
+    from merope.generate.preflight import trained_block_frames, trained_steps
+    from merope.generate.stream import STEPS
+
+    if outline.pipeline is not None:
+        return replace(config, steps=config.steps or STEPS)
+    trained = config.model, config.branch if config.has_branch else None
+    block = trained_block_frames(*trained)
+    if block is not None and config.rig is not None:
+        fix = "use a bidirectional model, or generate the views one by one"
+        raise invalid("--rig", "left out for a causal model", str(config.rig), fix)
+    if block is not None and config.prefix is not None:
+        outline.strides.check_blocks("--prefix-frames", config.prefix_frames, block)
+    return replace(config, steps=config.steps or trained_steps(*trained) or STEPS)
 
 
 def _check_text(config: GenerateConfig, has_encoder: bool) -> None:
@@ -132,7 +150,8 @@ Made = tuple[Tensor, "CameraVideoPipeline | BaseVideo", float]
 def _made(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
     pipeline = load_pipeline(config)
     loaded_s = time.perf_counter()
-    return _sampled(pipeline, config, path, prefix), pipeline, loaded_s
+    sample = _sampled if pipeline.causal_block_frames is None else _streamed
+    return sample(pipeline, config, path, prefix), pipeline, loaded_s
 
 
 def _made_by_own(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
@@ -150,6 +169,7 @@ def _sampled(
     path: Trajectory,
     prefix: Tensor | None,  # uint8 [(views,) T0, H, W, 3]
 ) -> Tensor:  # uint8 [views, T, H, W, 3]
+    assert config.steps is not None, "settled"
     output = pipeline(
         prompt=config.prompt,
         negative_prompt=config.negative_prompt,
@@ -182,6 +202,31 @@ def _view_paths(config: GenerateConfig, path: Trajectory) -> list[Trajectory]:
         replace(path, world_from_camera=path.world_from_camera @ pose, lens=picked_view(rig.lens, rig.views, view))
         for view, pose in enumerate(rig.rig_from_camera)
     ]
+
+
+def _streamed(
+    pipeline: "CameraVideoPipeline",
+    config: GenerateConfig,
+    path: Trajectory,
+    prefix: Tensor | None,  # uint8 [T0, H, W, 3]
+) -> Tensor:  # uint8 [1, T, H, W, 3]
+    """The clip of a causal model, which makes one block after the other."""
+    from merope.generate.causal_clips import streamed_clip
+
+    frames = streamed_clip(
+        pipeline,
+        config.frames,
+        path_cameras(path) if config.has_branch else None,
+        prefix,
+        prompt=config.prompt,
+        negative_prompt=config.negative_prompt,
+        height=config.height,
+        width=config.width,
+        num_inference_steps=config.steps,
+        guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
+        seed=config.seed,
+    )
+    return frames[None]
 
 
 def path_cameras(path: Trajectory) -> Cameras:

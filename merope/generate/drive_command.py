@@ -104,9 +104,7 @@ def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline", blo
     """Refuse a prefix that does not fill blocks, and a path that ends with it."""
     clip = config.clip
     if route.prefix is not None:
-        settings = StreamSettings(
-            clip.height, clip.width, config.window, config.sink, block, clip.steps, 1.0, clip.seed
-        )
+        settings = StreamSettings(clip.height, clip.width, config.window, config.sink, block, 1, 1.0, clip.seed)
         check_prefix_blocks(route.prefix[None], outline.strides, settings)
     if route.path.count <= route.prefix_frames:
         expected = f"of more than the {route.prefix_frames} frames of the prefix"

@@ -39,7 +39,7 @@ class GenerateConfig:
     fov_deg: horizontal field of view of a centred lens, a pinhole, or with xi a unified camera.
     rig: a rig file (docs/formats.md): every view goes along the path, and has files and a prefix of its own, whose name
         has {view} in the place of the view's.
-    guidance, dtype, device: None for what suits the model and the machine.
+    steps, guidance, dtype, device: None for what suits the model and the machine.
     """
 
     model: str
@@ -62,7 +62,7 @@ class GenerateConfig:
     width: int = 512
     frames: int = 49
     fps: float = 12.0
-    steps: int = 50
+    steps: int | None = None
     guidance: float | None = None
     seed: int = 0
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -75,8 +75,8 @@ class GenerateConfig:
                 object.__setattr__(self, name, os.path.expanduser(getattr(self, name)))
         if self.out.suffix != ".mp4":
             raise invalid("out", "a file name that ends in .mp4", str(self.out), "name the clip, such as clip.mp4")
-        if self.steps < 1:
-            raise invalid("steps", "at least 1", self.steps, "the default is 50")
+        if self.steps is not None and self.steps < 1:
+            raise invalid("steps", "at least 1", self.steps, "leave it out to take what suits the model")
         if self.guidance is not None and not math.isfinite(self.guidance):
             raise invalid("guidance", "finite", self.guidance, "5 is the default, 1 is none")
         if self.rig is not None and not self.has_branch:

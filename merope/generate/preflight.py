@@ -153,9 +153,18 @@ def _check_branch(branch: str, subfolder: str | None, transformer: ModelMixin, c
 
 def trained_block_frames(model: str, branch: str | None) -> int | None:
     """Latent frames of the blocks that a model, or its branch, was trained to make one after the other; None: none."""
-    of_branch = None if branch is None else _config("branch", CameraBranch, branch).get("causal_block_frames")
-    frames: int | None = _config("model", CameraVideoPipeline, model).get("causal_block_frames") or of_branch
+    frames: int | None = _trained("causal_block_frames", model, branch)
     return frames
+
+
+def trained_steps(model: str, branch: str | None) -> int | None:
+    """Denoising steps that a model, or its branch, was trained for; None: as many as one likes."""
+    return len(_trained("denoising_levels", model, branch) or ()) or None
+
+
+def _trained(name: str, model: str, branch: str | None) -> Any:
+    of_branch = None if branch is None else _config("branch", CameraBranch, branch).get(name)
+    return _config("model", CameraVideoPipeline, model).get(name) or of_branch
 
 
 def local_folder(name: str, given: str) -> Path | None:

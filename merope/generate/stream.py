@@ -10,10 +10,11 @@ The VAE goes on where it stopped. All that a stream remembers has a fixed size.
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from merope.adapters.attachment import attached_branch
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 BLOCK_FRAMES = 3
 """Latent frames of a block of a model that does not say with which it was trained."""
+
+STEPS = 50
+"""Denoising steps of a model that does not say for how many it was trained."""
 
 
 class CameraStream:
@@ -108,8 +112,8 @@ class CameraStream:
         posed = self._latent_cameras(cameras, self.block_frames)
         noise = self._noise()
         state, across = self._shown(posed, recall, history)
-        block = self._block(state, noise, posed, across)
-        frames, after = self._finished(state, self._denoised(state, noise, block), block)
+        blocks = self._blocks(state, noise, posed, across)
+        frames, after = self._finished(state, self._denoised(state, noise, blocks), blocks)
         self._before, self._state = self._state, replace(after, blocks=self._state.blocks + 1)
         return frames
 
@@ -134,8 +138,8 @@ class CameraStream:
         posed = self._latent_cameras(cameras, prefix.shape[1])
         for start in range(0, latents.shape[2], self.settings.block):
             own = slice(start, start + self.settings.block)
-            block = self._block(self._state, latents[:, :, own], None if posed is None else posed.at(own), None)
-            _, self._state = self._finished(self._state, latents[:, :, own], block)
+            blocks = self._blocks(self._state, latents[:, :, own], None if posed is None else posed.at(own), None)
+            _, self._state = self._finished(self._state, latents[:, :, own], blocks)
 
     def _latent_cameras(self, given: Cameras | Tensor | None, frames: int) -> Cameras | None:
         """Those of the latent frames: of RGB frames 0, 4, 8, … of the whole stream."""
@@ -170,25 +174,37 @@ class CameraStream:
         )
         return replace(state, caches=caches), None
 
-    def _block(
+    def _blocks(
         self, state: StreamState, latents: Tensor, cameras: Cameras | None, history: HistoryReferences | None
-    ) -> BlockCondition:
-        """Plans of the next block, for latents of this shape."""
+    ) -> tuple[BlockCondition, ...]:
+        """The next block before the cache of each text, for latents of this shape. All share the plans."""
         transformer = self.pipe.transformer
-        return ready_block(transformer, state.caches[0], latents.to(transformer.dtype), cameras, history)
+        block = ready_block(transformer, state.caches[0], latents.to(transformer.dtype), cameras, history)
+        return tuple(block.reading(cache) for cache in state.caches)
 
-    def _denoised(self, state: StreamState, latents: Tensor, block: BlockCondition) -> Tensor:  # [1, C, block, h, w]
+    def _denoised(
+        self, state: StreamState, latents: Tensor, blocks: tuple[BlockCondition, ...]
+    ) -> Tensor:  # [1, C, block, h, w]
         """The latents of a block from its noise."""
-        pipe = self.pipe
-        pipe.scheduler.set_timesteps(self.settings.steps, device=latents.device)
-        pipe.scheduler.set_begin_index(0)
-        with pipe.progress_bar(total=len(pipe.scheduler.timesteps)) as progress:
-            for timestep in pipe.scheduler.timesteps:
-                velocity = self._velocity(state, timestep, latents, block)
-                latents = pipe.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+        scheduler = self._scheduler(latents.device)
+        with self.pipe.progress_bar(total=len(scheduler.timesteps)) as progress:
+            for timestep in scheduler.timesteps:
+                velocity = self._velocity(state, timestep, latents, blocks)
+                latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
                 progress.update()
         check_finite("the sampled latents", latents)
         return latents
+
+    def _scheduler(self, device: torch.device) -> Any:
+        """At the noise levels that the model was trained for, if it is asked for so many steps; else the pipeline's."""
+        levels, steps = self.pipe.denoising_levels, self.settings.steps
+        if levels is not None and len(levels) == steps:
+            trained: Any = FlowMatchEulerDiscreteScheduler()  # which shifts nothing
+            trained.set_timesteps(sigmas=list(levels), device=device)
+            return trained
+        self.pipe.scheduler.set_timesteps(steps, device=device)
+        self.pipe.scheduler.set_begin_index(0)
+        return self.pipe.scheduler
 
     def _noise(self) -> Tensor:  # float32 [1, C, block, h, w]
         """Drawn on the CPU, so that a seed means the same on every machine."""
@@ -197,19 +213,19 @@ class CameraStream:
         return block_noise(self.settings.seed, self._state.blocks, shape).to(self.pipe._execution_device)
 
     def _velocity(
-        self, state: StreamState, timestep: Tensor, latents: Tensor, block: BlockCondition
+        self, state: StreamState, timestep: Tensor, latents: Tensor, blocks: tuple[BlockCondition, ...]
     ) -> Tensor:  # [1, C, block, h, w]
-        """Guided by text if the scale asks for it: each text has a cache of its own, both share the plans."""
+        """Guided by text if the scale asks for it: each text has a cache of its own."""
         transformer = self.pipe.transformer
         predicted = [
             transformer(
                 hidden_states=latents.to(transformer.dtype),
                 timestep=timestep.expand(1),
                 encoder_hidden_states=text,
-                attention_kwargs={"past": block.reading(cache)},
+                attention_kwargs={"past": block},
                 return_dict=False,
             )[0].to(latents.dtype)
-            for cache, text in zip(state.caches, state.texts, strict=True)
+            for block, text in zip(blocks, state.texts, strict=True)
         ]
         if len(predicted) == 1:
             return predicted[0]
@@ -220,19 +236,19 @@ class CameraStream:
         self,
         state: StreamState,
         latents: Tensor,  # [1, C, block, h, w]
-        block: BlockCondition,
+        blocks: tuple[BlockCondition, ...],
     ) -> tuple[Tensor, StreamState]:  # uint8 [T, H, W, 3]
         """The frames of a block, and what the stream remembers after it."""
         video, vae_past = self.pipe.decode_block(latents, state.vae_past)
         check_finite("the decoded frames", video)
         caches = tuple(
             commit(self.pipe.transformer, cache, block, latents, text)
-            for cache, text in zip(state.caches, state.texts, strict=True)
+            for cache, block, text in zip(state.caches, blocks, state.texts, strict=True)
         )
         frames = as_bytes((video[0].permute(1, 2, 3, 0).float() + 1) / 2).cpu()
-        past = state.past
-        if self.settings.remember and block.given is not None:
-            own = PastBlock(state.caches[0].count, latents.cpu(), block.given.to("cpu"))
+        past, cameras = state.past, blocks[0].given
+        if self.settings.remember and cameras is not None:
+            own = PastBlock(state.caches[0].count, latents.cpu(), cameras.to("cpu"))
             past = with_block(past, own, self.settings.remember)
         return frames, replace(state, caches=caches, vae_past=vae_past, latents=latents, past=past)
 
@@ -250,7 +266,7 @@ def open_stream(
     negative_prompt: str | None = None,
     height: int | None = None,
     width: int | None = None,
-    num_inference_steps: int = 50,
+    num_inference_steps: int | None = None,
     guidance_scale: float = 5.0,
     seed: int = 0,
     remember: int = 0,
@@ -265,6 +281,7 @@ def open_stream(
     lens: of all poses that come without one, here and in `drive`.
     window, sink, block: in latent frames. A block sees the last `window`, itself included, and the first `sink`.
         A block is as the model was trained (`pipe.causal_block_frames`), or 3.
+    num_inference_steps: of every block. None: as many as the model was trained for (`pipe.denoising_levels`), or 50.
     remember: latent frames that are kept as latents, for `drive(…, recall=n)`.
     height, width: those of the prefix, or else 288 × 512.
 
@@ -272,14 +289,15 @@ def open_stream(
     """
     clean = None if prefix is None else prefix_tensor(prefix)
     block = pipe.causal_block_frames or BLOCK_FRAMES if block is None else block
+    steps = len(pipe.denoising_levels or ()) or STEPS if num_inference_steps is None else num_inference_steps
     size = (288, 512) if clean is None else (clean.shape[2], clean.shape[3])
     settings = StreamSettings(
-        height or size[0], width or size[1], window, sink, block, num_inference_steps, guidance_scale, seed, remember
+        height or size[0], width or size[1], window, sink, block, steps, guidance_scale, seed, remember
     )
     text = Text(prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
     check_models(pipe)
     check_settings(pipe, settings, text)
-    cache = KeyCache(window, sink, block)
+    KeyCache(window, sink, block)  # which checks them
     if clean is not None:
         check_prefix_blocks(clean, pipe.strides, settings)
     elif cameras is not None:
@@ -288,7 +306,7 @@ def open_stream(
     pipe._guidance_scale = guidance_scale  # which decides what is embedded
     embedded = pipe._embedded(text, 1, max_sequence_length)
     texts = _texts(embedded)
-    stream = CameraStream(pipe, settings, lens, StreamState((cache,) * len(texts), texts))
+    stream = CameraStream(pipe, settings, lens, StreamState(tuple(KeyCache(window, sink, block) for _ in texts), texts))
     if clean is not None:
         stream._begin(clean, cameras)
     return stream

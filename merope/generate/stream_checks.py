@@ -42,7 +42,7 @@ def check_settings(pipe: "CameraVideoPipeline", settings: "StreamSettings", text
     if text.count != 1:
         raise invalid("prompt", "one: a stream is one video", text.count, "make a stream for each")
     if not isinstance(settings.steps, int) or settings.steps < 1:
-        raise invalid("num_inference_steps", "an int ≥ 1", repr(settings.steps), "50 is the default")
+        raise invalid("num_inference_steps", "an int ≥ 1", repr(settings.steps), "leave it out")
     for name, fix in (("seed", "each block draws its noise from it"), ("remember", "count latent frames")):
         value = getattr(settings, name)
         if not isinstance(value, int) or value < 0:

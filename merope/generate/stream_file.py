@@ -151,6 +151,7 @@ def _made_with(pipe: "CameraVideoPipeline") -> dict[str, Any]:
         "branch": of_branch,
         "scheduler": {"class": type(scheduler).__name__, **options},
         "dtype": str(pipe.transformer.dtype),
+        "denoising_levels": pipe.denoising_levels,
     }
     plain: dict[str, Any] = json.loads(json.dumps(made_with, default=str))  # as a file gives it back
     return plain

@@ -91,6 +91,20 @@ class ObjectiveSection:
 
 
 @dataclass(frozen=True)
+class DistillationSection:
+    """A causal model taught to make a block in a few steps, by itself as it was before (`train/few_steps.py`)."""
+
+    steps: int = 4  # of a block
+    teacher_steps: int = 16  # of the teacher; a multiple, so that both meet after every step
+
+    def __post_init__(self) -> None:
+        _at_least("distillation.steps", self.steps, 1)
+        if self.teacher_steps < self.steps or self.teacher_steps % self.steps:
+            expected = f"a multiple of distillation.steps = {self.steps}"
+            raise invalid("distillation.teacher_steps", expected, self.teacher_steps, f"use {4 * self.steps}")
+
+
+@dataclass(frozen=True)
 class HistorySection:
     """Retrieved history: frames that other drives took of the clip's place (paper, Appendix on retrieved history)."""
 
@@ -156,6 +170,12 @@ class TrainConfig:
     optimiser: OptimiserSection = field(default_factory=OptimiserSection)
     parallel: ParallelSection = field(default_factory=ParallelSection)
     history: HistorySection | None = None
+    distillation: DistillationSection | None = None
+
+    @property
+    def sample_steps(self) -> int:
+        """Denoising steps of sample videos, and of what is exported."""
+        return self.run.sample_steps if self.distillation is None else self.distillation.steps
 
     def __post_init__(self) -> None:
         if self.branch == "none" and self.model.trainable == "branch":
@@ -177,6 +197,8 @@ class TrainConfig:
             self._check_causal()
         if self.data.views > 1:
             self._check_rig()
+        if self.distillation is not None:
+            self._check_distillation()
 
     def _check_causal(self) -> None:
         """Refuse what needs all frames of a clip at once."""
@@ -197,6 +219,22 @@ class TrainConfig:
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise invalid(f"{name} with a rig of {self.data.views} views", "left out", "given", "train one view")
+
+    def _check_distillation(self) -> None:
+        """Refuse to distil what is not a trained causal model."""
+        name = "with [distillation]"
+        if self.objective.causal_block_frames is None:
+            fix = "set it to the blocks that the model was trained with"
+            raise invalid(f"objective.causal_block_frames {name}", "given", "none", fix)
+        needed: dict[str, object] = {"model.pretrained": self.model.pretrained}
+        if self.branch != "none":
+            needed["model.pretrained_branch"] = self.model.pretrained_branch
+        for key, value in needed.items():
+            if value is None:
+                raise invalid(f"{key} {name}", "the causal model to distil", "none", "name what a causal run trained")
+        if self.objective.prefix_dropout:
+            got = self.objective.prefix_dropout
+            raise invalid(f"objective.prefix_dropout {name}", "0", got, "the model keeps what it learnt of it")
 
     def _check_history(self) -> None:
         path = None if self.branch == "none" else self.branch.history

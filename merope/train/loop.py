@@ -20,6 +20,7 @@ from merope.train import checkpoint, parallel
 from merope.train.build import build_stream
 from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
+from merope.train.few_steps import few_step_losses
 from merope.train.latent_pool import PooledStream
 from merope.train.log import TrainingLog, stall_notice
 from merope.train.model import Model, build_model, export
@@ -66,7 +67,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     stream = build_stream(config, model, ranks)
     if config.parallel.context > 1:
         model = replace(model, context=ContextParallel(model.transformer, ranks.context_group()))
-    for transformer in model.transformers.values():
+    for transformer in (*model.transformers.values(), *([] if model.teacher is None else [model.teacher])):
         parallel.shard_model(transformer, ranks, config.model.precision)
     optimisers = build_optimisers(config, model.denoiser)
     average = moving_average(config, model.denoiser)
@@ -92,7 +93,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
             log.step(done, numbers, show=due(done, config.run.log_every) or done == config.run.steps)
             if due(done, config.run.sample_every):
                 file = out / "samples" / f"step-{done:08d}.mp4"
-                write_sample(model, stream.example(), config.run.sample_steps, file, write=ranks.is_first)
+                write_sample(model, stream.example(), config.sample_steps, file, write=ranks.is_first)
             stopping = bool(ranks.sum([stop_wanted()])[0])
             if due(done, config.run.checkpoint_every) or stopping or done == config.run.steps:
                 progress = checkpoint.Progress(done, stream.state_dict(), _plain(config.learnt()))
@@ -143,12 +144,14 @@ def train_step(
     losses: list[Tensor] = []
     sources: list[int] = []
     for examples in stream.step(step):
-        clip_loss = clip_losses(config, model, examples, step)
-        # FSDP takes the mean of all ranks' gradients; the sum over clips divided by their number is wanted.
-        (clip_loss.sum() * (ranks.world_size / config.run.batch_size)).backward()
+        clip_loss = torch.zeros(len(examples.names), device=model.device)
+        for part in loss_parts(config, model, examples, step):
+            # FSDP takes the mean of all ranks' gradients; the sum over clips divided by their number is wanted.
+            (part.sum() * (ranks.world_size / config.run.batch_size)).backward()
+            clip_loss = clip_loss + part.detach()
         names += examples.names
         sources += examples.sources
-        losses.append(clip_loss.detach())
+        losses.append(clip_loss)
     # Read after the losses: one wait for all.
     norm_here = nn.utils.clip_grad_norm_(trained_weights(optimisers), config.optimiser.clip_norm)
     per_clip = torch.cat(losses).tolist()
@@ -162,6 +165,14 @@ def train_step(
     for optimiser in optimisers:
         optimiser.step()
     return loss / config.run.batch_size, norm, _source_numbers(config, "loss", of_sources)
+
+
+def loss_parts(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Tensor]:  # [B] each
+    """What adds up to the loss of every clip of a micro-batch. Each part has a pass of its own."""
+    if config.distillation is not None:
+        yield from few_step_losses(config, model, examples, step)
+    else:
+        yield clip_losses(config, model, examples, step)
 
 
 def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]
@@ -191,7 +202,7 @@ def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) ->
     per_clip: list[float] = []
     sources: list[int] = []
     for examples in stream.held_out(config.run.validation_clips):
-        per_clip += clip_losses(config, model, examples, VALIDATION).tolist()
+        per_clip += torch.stack(list(loss_parts(config, model, examples, VALIDATION))).sum(0).tolist()
         sources += examples.sources
     total, count, *of_sources = ranks.sum([sum(per_clip), len(per_clip), *_source_sums(config, sources, per_clip)])
     loss = total / (count / config.parallel.context)  # ranks that share a clip have counted it each

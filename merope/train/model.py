@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from merope.generate.conditions import latent_cameras
 from merope.geometry.cameras import Cameras
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel, FrameShards
-from merope.train.objective import Noised
+from merope.train.objective import Noised, denoising_levels
 from merope.train.pretrained import as_json, read_pretrained
 from merope.world.clips_file import write_clips
 
@@ -58,6 +58,7 @@ class Model:
     prefix_frames: int  # RGB
     causal_block_frames: int | None = None  # latent; None: bidirectional
     context: ContextParallel | None = None  # splits the frames of a clip over ranks
+    teacher: WanTransformer3DModel | None = None  # the transformer as it was when the run began, for distillation
 
     @property
     def transformer(self) -> Any:
@@ -189,12 +190,36 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
         if config.model.gradient_checkpointing:
             transformer.enable_gradient_checkpointing()
         transformer.train()
+    if config.distillation is not None:
+        model = replace(model, teacher=_teacher(config, pipeline, device))
     pipeline.to(device)
     if config.model.compile:
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
         for transformer in model.transformers.values():
             transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
     return model
+
+
+def _teacher(
+    config: TrainConfig, pipeline: CameraVideoPipeline | BaseVideo, device: torch.device
+) -> WanTransformer3DModel:
+    """The model as it is, for a student that is told at which noise levels it will work."""
+    if isinstance(pipeline, BaseVideo):
+        fix = "distil a Wan of one transformer"
+        raise invalid("model.pretrained with [distillation]", "a causal Wan", type(pipeline.pipe).__name__, fix)
+    _check_blocks_of_teacher(config, pipeline)
+    pipeline.register_to_config(denoising_levels=denoising_levels(config))
+    return deepcopy(pipeline.transformer).requires_grad_(False).eval().to(device)
+
+
+def _check_blocks_of_teacher(config: TrainConfig, pipeline: CameraVideoPipeline) -> None:
+    """Refuse a model that was not trained with these blocks. One without a branch may not say it."""
+    wanted, found = config.objective.causal_block_frames, pipeline.config.get("causal_block_frames")
+    if config.model.pretrained_branch is not None:
+        found = found or CameraBranch.load_config(config.model.pretrained_branch).get("causal_block_frames")
+    if found != wanted and (found is not None or config.branch != "none"):
+        fix = "train it with objective.causal_block_frames first, or give its blocks"
+        raise invalid("model.pretrained with [distillation]", f"a causal model with blocks of {wanted}", found, fix)
 
 
 def _make_causal(transformer: Any) -> None:
@@ -254,7 +279,7 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
 
     A model without a text encoder becomes a whole pipeline folder, as `merope generate --model` wants it. All ranks
     call this, the first one writes. With a moving average, that is what is written. The branch and the pipeline of a
-    causal model say of how many latent frames its blocks are.
+    causal model say of how many latent frames its blocks are, and at which noise levels one of few steps works.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights: dict[str, Any] = dict(get_model_state_dict(model.denoiser, options=options))
@@ -276,7 +301,9 @@ def _export_one(
     transformer, pipeline = model.transformers[name], model.pipeline
     if config.branch != "none":
         branch = CameraBranch.for_transformer(transformer, config.branch)
-        branch.register_to_config(causal_block_frames=model.causal_block_frames)
+        branch.register_to_config(
+            causal_block_frames=model.causal_block_frames, denoising_levels=denoising_levels(config)
+        )
         _fill(branch, weights)
         _cast(branch, dtype).save_pretrained(model.branch_folder(folder / "branch", name))
     if config.model.trainable != "all":
@@ -293,10 +320,11 @@ def _export_one(
         *(None, None, vae, pipeline.scheduler, base),
         expand_timesteps=True,
         causal_block_frames=model.causal_block_frames,
+        denoising_levels=denoising_levels(config),
     )
     whole.save_pretrained(folder, max_shard_size=SHARD)
     if isinstance(config.data, WorldData):
-        write_clips(folder, config.data.clips(config.objective.prefix_frames), config.run.sample_steps)
+        write_clips(folder, config.data.clips(config.objective.prefix_frames), config.sample_steps)
 
 
 def _cast(model: Any, dtype: torch.dtype) -> Any:  # a ModelMixin of diffusers

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from merope.adapters.families.noise import FLOW_MATCHING, Noising
-from merope.train.config import ObjectiveSection
+from merope.train.config import ObjectiveSection, TrainConfig
 
 VALIDATION = 1 << 62
 """The step whose dice validation clips use: their noise is the same every time."""
@@ -48,6 +48,16 @@ def history_generator(seed: int, step: int, place: int) -> torch.Generator:
 def shifted(uniform: Tensor, shift: float) -> Tensor:
     """Noise level from a uniform number: a shift above 1 spends more training on noisy clips."""
     return shift * uniform / (1.0 + (shift - 1.0) * uniform)
+
+
+def noise_levels(steps: int, shift: float) -> list[float]:
+    """Noise levels at which so many steps begin, the first at 1; the last step ends at 0."""
+    return shifted(torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64)[:-1], shift).tolist()
+
+
+def denoising_levels(config: TrainConfig) -> list[float] | None:
+    """Noise levels of the steps that a run teaches its model to make do with; None: no such run."""
+    return None if config.distillation is None else noise_levels(config.distillation.steps, config.objective.shift)
 
 
 def add_noise(

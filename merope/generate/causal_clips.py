@@ -1,0 +1,42 @@
+"""A clip of a causal model: as a stream of blocks, each of which sees all that came before it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.geometry.cameras import Cameras
+
+
+def streamed_clip(
+    pipe: CameraVideoPipeline,
+    frames: int,
+    cameras: Cameras | None,  # [frames]
+    prefix: Tensor | None,  # uint8 [T0, H, W, 3], whole blocks
+    tell: Callable[[int], None] = lambda done: None,  # of the frames that are done
+    **options: Any,
+) -> Tensor:  # uint8 [frames, H, W, 3]
+    """What `pipe.stream(**options)` makes of a clip's cameras after its prefix.
+
+    A last block that the clip does not fill is driven with the last camera held, and cut.
+    """
+    window = pipe.strides.latent_frames(frames) + (pipe.causal_block_frames or 0)  # all that there is
+    given = None if prefix is None or cameras is None else cameras.at(slice(len(prefix)))
+    stream = pipe.stream(prefix=prefix, cameras=given, window=window, sink=0, **options)
+    made = [] if prefix is None else [prefix.cpu()]
+    while stream.frames < frames:
+        own = None if cameras is None else held(cameras, stream.frames, stream.block_frames)
+        made.append(stream.drive(own))
+        tell(min(stream.frames, frames))
+    return torch.cat(made)[:frames]
+
+
+def held(cameras: Cameras, first: int, count: int) -> Cameras:
+    """Cameras from a frame on; after the end the last one stays."""
+    own = cameras.at(slice(first, first + count))
+    last = cameras.at(slice(cameras.count - 1, cameras.count))
+    for _ in range(count - own.count):
+        own = own.joined(last)
+    return own

@@ -1,0 +1,109 @@
+"""Whole clips of a causal model, by `merope generate` and `merope demo`: its stream, cut to the clip's length."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from latent_folder import CLIPS, write_latent_model
+from scenes import curved_drive
+from tiny_pipelines import HEIGHT, LENS, WIDTH, video
+from torch import Tensor
+
+from merope import formats
+from merope.adapters.attachment import load_branch
+from merope.cli import main
+from merope.demo.drive import DemoConfig, generated, loaded
+from merope.formats.video import read_video, write_video
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.causal_clips import held, streamed_clip
+from merope.geometry.cameras import Cameras
+from merope.world.commanded import WorldTest, clips_of_world
+from tests.generate.generate_files import path_of
+
+BLOCK, LEVELS = 2, [1.0, 0.75]
+FRAMES = 17  # 5 that are given, a block of 8, and half a block
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says that it is causal and wants two steps, a path and a video."""
+    root = tmp_path_factory.mktemp("causal")
+    write_latent_model(root / "model")
+    index = root / "model" / "model_index.json"
+    trained = {"causal_block_frames": BLOCK, "denoising_levels": LEVELS}
+    index.write_text(json.dumps(json.loads(index.read_text()) | trained))
+    formats.write(path_of(curved_drive(FRAMES, step_m=0.4), rate_hz=12.0, lens=LENS), root / "bend.json")
+    write_video(video(5), root / "street.mp4", 12.0)
+    return root
+
+
+def read(files: Path) -> CameraVideoPipeline:
+    pipe: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(files / "model", dtype=torch.float32)
+    load_branch(pipe.transformer, files / "model" / "branch")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def by_hand(pipe: CameraVideoPipeline, poses: Tensor, prefix: Tensor, seed: int) -> Tensor:  # uint8 [T, H, W, 3]
+    """A stream whose blocks see everything, its last camera held."""
+    poses = torch.cat((poses, poses[-1:].expand(12, 4, 4)))
+    options = {"guidance_scale": 1.0, "seed": seed, "window": 99}
+    stream = pipe.stream(prefix=prefix, cameras=poses[:5], lens=LENS, **options)
+    frames = [prefix]
+    while stream.frames < FRAMES:
+        frames.append(stream.drive(poses[stream.frames : stream.frames + 8]))
+    return torch.cat(frames)[:FRAMES]
+
+
+def generate(files: Path, out: Path, **options: object) -> int:
+    given = {"model": files / "model", "branch": files / "model" / "branch", "trajectory": files / "bend.json"}
+    given |= {"prefix": files / "street.mp4", "prefix-frames": 5, "frames": FRAMES, "seed": 3, "out": out} | options
+    line = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return main(["generate", *line, "--size", str(HEIGHT), str(WIDTH)])
+
+
+def test_generate_makes_a_clip_block_by_block(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+    monkeypatch.setattr("merope.generate.command.write_video", lambda frames, *args: written.append(frames))
+    assert generate(files, tmp_path / "clip.mp4") == 0
+    assert json.loads((tmp_path / "clip.json").read_text())["settings"]["steps"] == 2
+    path, prefix = formats.read(files / "bend.json"), read_video(files / "street.mp4", list(range(5)), HEIGHT, WIDTH)
+    assert torch.equal(written[0], by_hand(read(files), path.world_from_camera, prefix, seed=3))
+    assert generate(files, tmp_path / "clip.mp4", **{"prefix-frames": 9}) == 2
+    message = "--prefix-frames must be 5, 13, 21, … frames, whole blocks of 2 latent frames, got 9"
+    assert message in capsys.readouterr().err
+
+
+def test_the_demo_drives_it_block_by_block(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = DemoConfig(out=tmp_path, model=files / "model", device="cpu", seed=5)
+    paths = WorldTest().paths(config.clips, config.world_seed)
+    (clip, *_) = clips_of_world(paths, config.clips, config.world_seed, torch.device("cpu"))
+    made = generated(loaded(config.model, config.run_device), clip, config, "1 of 3")
+    options = {"num_inference_steps": 2, "guidance_scale": 1.0, "seed": 5}
+    expected = streamed_clip(read(files), CLIPS.frames, clip.cameras, clip.true[: CLIPS.prefix_frames], **options)
+    assert torch.equal(made, expected)
+    assert "frame 9 of 9" in capsys.readouterr().err
+
+
+def test_a_stream_takes_the_steps_and_levels_that_the_model_was_trained_for(files: Path) -> None:
+    pipe, seen = read(files), []
+    assert pipe.denoising_levels == LEVELS
+    pipe.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(float(kwargs["timestep"][0])), with_kwargs=True
+    )
+    options = {"lens": LENS, "height": HEIGHT, "width": WIDTH, "guidance_scale": 1.0}
+    pipe.stream(**options).drive(curved_drive(5))
+    assert seen == [1000.0, 750.0, 0.0]  # two steps, and the pass that makes the keys
+    seen.clear()
+    pipe.stream(**options, num_inference_steps=3).drive(curved_drive(5))  # an explicit number wins
+    pipe.scheduler.set_timesteps(3)
+    assert seen == [*pipe.scheduler.timesteps.tolist(), 0.0]
+
+
+def test_the_last_camera_is_held() -> None:
+    cameras = Cameras(curved_drive(5), LENS)
+    last = held(cameras, 3, 4)
+    assert torch.equal(last.world_from_camera, cameras.world_from_camera[[3, 4, 4, 4]])
