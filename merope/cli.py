@@ -10,7 +10,7 @@ from merope.commands.data import add_cache, add_curate, add_synth
 from merope.commands.driving import add_drive
 from merope.commands.evaluation import add_evaluate, add_fidelity
 from merope.commands.footage import add_from_videos
-from merope.commands.look import add_demo, add_growth, add_taxonomy
+from merope.commands.look import add_demo, add_growth, add_studio, add_taxonomy
 from merope.commands.models import add_analyse, add_generate, add_train
 from merope.commands.paths import add_path
 
@@ -19,6 +19,7 @@ EXTRAS = {
     **dict.fromkeys(("av", "PIL", "scipy", "sklearn", "threadpoolctl", "numba"), "data"),
     **dict.fromkeys(("cv2", "pycolmap"), "eval"),
     "matplotlib": "plot",
+    **dict.fromkeys(("starlette", "uvicorn", "wsproto"), "studio"),
 }
 """Modules that commands import and the core does without, and the extra of pyproject.toml that brings each."""
 
@@ -29,6 +30,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.set_defaults(if_stopped="")  # what a command keeps or leaves when Ctrl-C ends it
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_demo(commands.add_parser("demo", help="drive the model that ships along three paths, or yours, and measure it"))
+    add_studio(commands.add_parser("studio", help="a page on which one drives with the arrow keys, or draws paths"))
     add_growth(commands.add_parser("growth", help="measure and draw what camera encodings do as the baseline grows"))
     add_taxonomy(commands.add_parser("taxonomy", help="measure the paper's table of encodings; exit 1 if it differs"))
     add_curate(commands.add_parser("curate", help="cluster trajectories, keep prototypes, write a manifest"))

@@ -31,7 +31,8 @@ ALLOWED = {
     "train": "adapters attention curation datasets draw encodings errors formats generate geometry world",
     "bench": "adapters draw errors evaluate formats generate geometry train world",
     "demo": "adapters draw errors evaluate formats generate geometry world",
-    "commands": "bench curation datasets demo draw errors evaluate formats generate geometry paper train",
+    "studio": "adapters demo errors evaluate formats generate geometry world",
+    "commands": "bench curation datasets demo draw errors evaluate formats generate geometry paper studio train",
     "cli": "commands",
 }
 """What each room may import. Of these only adapters, generate, train and paper know diffusers."""

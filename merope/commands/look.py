@@ -1,4 +1,4 @@
-"""Commands to look at first: demo drives the model that ships, growth and taxonomy measure encodings alone."""
+"""Commands to look at first: demo and studio drive the model that ships, growth and taxonomy measure encodings."""
 
 import argparse
 from pathlib import Path
@@ -32,6 +32,35 @@ def _demo(options: argparse.Namespace) -> int:
         f"wrote {options.out}: demo.mp4, demo.webp, report.html, poster.png, results.json; "
         "bare clips and their cameras in clips/"
     )
+    return 0
+
+
+def add_studio(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to drive")
+    what.add_argument("--model", type=Path, help="pipeline folder with a clips.json inside (the one in the package)")
+    what.add_argument("--branch", type=Path, help="folder of its camera branch (branch/ in the model's folder)")
+    what.add_argument("--steps", type=int, help="denoising steps (what the model's clips.json names)")
+    what.add_argument("--seed", type=seed, help="of the noise (0)")
+    what.add_argument("--prompt", help="text of the videos, for models with a text encoder")
+    what.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
+    where = parser.add_argument_group("where to serve")
+    where.add_argument("--host", default="127.0.0.1", help="address (%(default)s: nobody else can reach it)")
+    where.add_argument("--port", type=int, default=8642, help="0 takes any that is free (%(default)s)")
+    where.add_argument("--token", help="what the page's address must contain; needed with any other host")
+    parser.epilog = "e.g. merope studio --model outputs/world/merope-seed0/trained"
+    parser.set_defaults(run=_studio)
+
+
+def _studio(options: argparse.Namespace) -> int:
+    require_files(options, "--model", "--branch")
+    from merope.studio.guard import Access
+    from merope.studio.serve import StudioConfig, serve
+    from merope.studio.studio_model import ModelChoice
+
+    given = settings(options)
+    access, port = Access(given.pop("host"), given.pop("token")), given.pop("port")
+    choice = ModelChoice(**{name: value for name, value in given.items() if value is not None})
+    serve(StudioConfig(choice, access, port))
     return 0
 
 

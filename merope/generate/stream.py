@@ -7,6 +7,7 @@ A block sees the last frames of the stream and its first ones through a cache of
 The VAE goes on where it stopped. All that a stream remembers has a fixed size.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -100,6 +101,7 @@ class CameraStream:
         cameras: Cameras | Tensor | None = None,  # [block_frames] or poses [block_frames, 4, 4]
         recall: int = 0,
         history: HistoryReferences | None = None,
+        on_step: Callable[[int], None] | None = None,
     ) -> Tensor:  # uint8 [block_frames, H, W, 3]
         """The next block of frames, seen by these cameras.
 
@@ -107,13 +109,14 @@ class CameraStream:
         recall: at most so many latent frames of the same place, that the window has left behind, are seen besides.
         history: retrieved images for this block, for a branch that was made for them; matched with its latent frames
             0, 1, 2 (`merope.HistoryFrames`).
+        on_step: called after each denoising step with how many are done; what it raises stops the block.
         """
         check_recall(recall, history, self.settings)
         posed = self._latent_cameras(cameras, self.block_frames)
         noise = self._noise()
         state, across = self._shown(posed, recall, history)
         blocks = self._blocks(state, noise, posed, across)
-        frames, after = self._finished(state, self._denoised(state, noise, blocks), blocks)
+        frames, after = self._finished(state, self._denoised(state, noise, blocks, on_step), blocks)
         self._before, self._state = self._state, replace(after, blocks=self._state.blocks + 1)
         return frames
 
@@ -183,15 +186,21 @@ class CameraStream:
         return tuple(block.reading(cache) for cache in state.caches)
 
     def _denoised(
-        self, state: StreamState, latents: Tensor, blocks: tuple[BlockCondition, ...]
+        self,
+        state: StreamState,
+        latents: Tensor,
+        blocks: tuple[BlockCondition, ...],
+        on_step: Callable[[int], None] | None,
     ) -> Tensor:  # [1, C, block, h, w]
         """The latents of a block from its noise."""
         scheduler = self._scheduler(latents.device)
         with self.pipe.progress_bar(total=len(scheduler.timesteps)) as progress:
-            for timestep in scheduler.timesteps:
+            for done, timestep in enumerate(scheduler.timesteps, 1):
                 velocity = self._velocity(state, timestep, latents, blocks)
                 latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
                 progress.update()
+                if on_step is not None:
+                    on_step(done)
         check_finite("the sampled latents", latents)
         return latents
 

@@ -3,9 +3,7 @@
 Without a browser these tests are skipped, or fail if MEROPE_REQUIRE_BROWSER is set.
 """
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from browser import opened_browser
 from scenes import curved_drive, straight_drive
 from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -28,10 +25,6 @@ from merope.evaluate.report import report_html, write_report
 from merope.evaluate.results import Results, measure
 from merope.formats.video import write_video
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
-)  # fmt: skip
 FRAMES = 9
 NASTY = '<img src="http://example.org/x.png" onerror="alert(1)">"&'
 
@@ -58,18 +51,7 @@ def results(methods: dict[str, float]) -> Results:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        reason = "chromium and chromedriver are not installed"
-        if os.environ.get("MEROPE_REQUIRE_BROWSER"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    options = Options()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}", "--window-size=1280,1000"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    driver = opened_browser(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
 

@@ -239,6 +239,20 @@ class TestUndo:
             stream.undo()
 
 
+def test_a_block_that_its_steps_stop_was_never_driven(pipe: CameraVideoPipeline) -> None:
+    stream, done = begun(pipe), []
+    poses = next_poses(stream)
+
+    def stop(step: int) -> None:
+        raise InterruptedError(step)
+
+    with pytest.raises(InterruptedError, match="1"):
+        stream.drive(poses, on_step=stop)
+    assert (stream.frames, stream.blocks) == (PREFIX, 0)
+    assert torch.equal(stream.drive(poses, on_step=done.append), begun(pipe).drive(poses))
+    assert done == [1, 2]
+
+
 class TestSaving:
     def test_a_resumed_stream_goes_on_to_the_last_bit(self, tmp_path: Path) -> None:
         guided = tiny_pipeline()

@@ -1,0 +1,65 @@
+"""`merope studio`: load a model, say where the page is, and serve it until Ctrl-C."""
+
+import socket
+from dataclasses import dataclass, field
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from merope.errors import invalid
+from merope.studio.guard import Access
+from merope.studio.studio_model import ModelChoice, load_model
+from merope.studio.web_app import studio_app
+
+MOST_MESSAGE = 1 << 16  # bytes that a page may send at once
+CLOSING_S = 3  # that open pages get when the server ends
+
+
+@dataclass(frozen=True)
+class StudioConfig:
+    """What is served, and to whom. port: 0 for any free one."""
+
+    choice: ModelChoice = field(default_factory=ModelChoice)
+    access: Access = field(default_factory=Access)
+    port: int = 8642
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise invalid("--port", "from 0 to 65535", self.port, "leave it out")
+
+
+def serve(config: StudioConfig) -> None:
+    """Until it is stopped. The port is taken before the model is loaded."""
+    with _listening(config) as listener:
+        model, seconds = load_model(config.choice)
+        print(f"loaded {model.name} in {seconds:.1f} s", flush=True)
+        print(f"open {address(config.access, listener.getsockname()[1])}   (Ctrl-C ends it)", flush=True)
+        web_server(studio_app(model, config.access)).run([listener])
+
+
+def web_server(app: ASGIApp) -> uvicorn.Server:
+    """What serves the page, with bounds on what a page can send."""
+    options = uvicorn.Config(
+        app,
+        ws="wsproto",
+        ws_max_size=MOST_MESSAGE,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=CLOSING_S,
+    )
+    return uvicorn.Server(options)
+
+
+def address(access: Access, port: int) -> str:
+    """What to open in a browser."""
+    host = f"[{access.host}]" if ":" in access.host else access.host
+    return f"http://{host}:{port}/" + ("" if access.token is None else f"?token={access.token}")
+
+
+def _listening(config: StudioConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.access.host else socket.AF_INET
+    try:
+        return socket.create_server((config.access.host, config.port), family=family)
+    except (OSError, OverflowError) as error:
+        got, fix = f"{config.access.host}:{config.port} ({error})", "another server may use it: try --port 0"
+        raise invalid("--host and --port", "a free address of this machine", got, fix) from None

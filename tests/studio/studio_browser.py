@@ -1,0 +1,78 @@
+"""What a person does on the studio's page and reads there, in a real browser."""
+
+import time
+from collections.abc import Callable
+
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select
+
+
+class Person:
+    """Somebody before the page."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+        self.driver = driver
+        driver.get(url)
+
+    def find(self, id: str) -> WebElement:
+        return self.driver.find_element(By.ID, id)
+
+    def read(self, id: str) -> str:
+        return str(self.find(id).get_property("textContent"))
+
+    def click(self, id: str) -> None:
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", self.find(id))
+        self.find(id).click()
+
+    def choose(self, id: str, value: str) -> None:
+        Select(self.find(id)).select_by_value(value)
+
+    def set(self, id: str, value: str) -> None:
+        """A slider or a field, as if it had been moved."""
+        script = "arguments[0].value = arguments[1]; for (const name of ['input', 'change'])"
+        self.driver.execute_script(f"{script} arguments[0].dispatchEvent(new Event(name))", self.find(id), value)
+
+    def hold(self, *keys: str) -> None:
+        chain = ActionChains(self.driver)
+        for key in keys:
+            chain.key_down(key)
+        chain.perform()
+
+    def release(self, *keys: str) -> None:
+        chain = ActionChains(self.driver)
+        for key in keys:
+            chain.key_up(key)
+        chain.perform()
+
+    def until(self, is_so: Callable[[], object], seconds: float = 60.0) -> float:
+        """Wait; how long it took."""
+        began_s = time.monotonic()
+        while not is_so():
+            assert time.monotonic() < began_s + seconds, f"{self.read('state')} | {self.read('notice')}"
+            time.sleep(0.02)
+        return time.monotonic() - began_s
+
+    def until_ready(self) -> None:
+        self.until(lambda: self.state == "ready" and self.frames > 0)
+
+    @property
+    def state(self) -> str:
+        return str(self.find("state").get_attribute("data-state"))
+
+    @property
+    def frames(self) -> int:
+        """Of the drive, as many as can be watched."""
+        slider = self.find("cursor")
+        return int(slider.get_property("max")) + 1 if slider.is_enabled() else 0  # type: ignore[arg-type]
+
+    def colours(self, id: str) -> int:
+        """How many colours a canvas shows; one where nothing is drawn."""
+        script = """
+            const canvas = document.getElementById(arguments[0]);
+            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            return new Set(new Uint32Array(data.buffer)).size;
+        """
+        return int(self.driver.execute_script(script, id))
