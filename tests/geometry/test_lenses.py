@@ -294,14 +294,17 @@ def test_to_moves_the_parameters(lens: Lens) -> None:
     assert all(getattr(lens, name).dtype == torch.float64 for name in parameter_names(lens))
 
 
-def test_the_documentation_crops_scales_and_stacks() -> None:
+def test_the_documentation_crops_scales_stacks_and_mounts() -> None:
     page = (Path(__file__).parents[2] / "docs" / "conventions.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(code, names := {})
+    of_lenses, of_rigs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(of_rigs, names := {})
+    assert (names["cameras"].count, names["cameras"].views) == (26, 2)
+    assert float(names["cameras"].world_from_camera[13, 0, 3]) == 0.5
+    exec(of_lenses, names := {})
     points = torch.tensor([[0.3, -0.2, 2.0], [0.1, 0.4, 3.0]], dtype=torch.float64)
     expected = (names["lens"].project(points)[0] - points.new_tensor([82, 150])) * points.new_tensor([0.512, 288 / 562])
     assert (names["scaled"].project(points)[0] - expected).abs().max() < 1e-9
-    assert names["rig"].batch_shape == (3,)
+    assert names["three"].batch_shape == (3,)
     assert names["batch"].batch_shape == (2, 1)
 
 
