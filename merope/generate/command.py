@@ -93,13 +93,13 @@ def _settled(config: GenerateConfig, outline: "ModelOutline") -> GenerateConfig:
     from merope.generate.preflight import trained_block_frames, trained_steps
     from merope.generate.stream import STEPS
 
+    trained = config.model, config.branch if config.has_branch else None
+    block = trained_block_frames(*trained) if outline.pipeline is None else None
+    if config.rig is not None and (block is not None or outline.pipeline is not None):
+        fix = "use a bidirectional Wan of one transformer, or generate the views one by one"
+        raise invalid("--rig", "left out for this model", str(config.rig), fix)
     if outline.pipeline is not None:
         return replace(config, steps=config.steps or STEPS)
-    trained = config.model, config.branch if config.has_branch else None
-    block = trained_block_frames(*trained)
-    if block is not None and config.rig is not None:
-        fix = "use a bidirectional model, or generate the views one by one"
-        raise invalid("--rig", "left out for a causal model", str(config.rig), fix)
     if block is not None and config.prefix is not None:
         outline.strides.check_blocks("--prefix-frames", config.prefix_frames, block)
     return replace(config, steps=config.steps or trained_steps(*trained) or STEPS)
@@ -160,7 +160,7 @@ def _made_by_own(config: GenerateConfig, outline: "ModelOutline", path: Trajecto
 
     pipeline = load_own(config, outline)
     loaded_s = time.perf_counter()
-    return own_frames(pipeline, config, path_cameras(path), prefix), pipeline, loaded_s
+    return own_frames(pipeline, config, path_cameras(path), prefix)[None], pipeline, loaded_s
 
 
 def _sampled(

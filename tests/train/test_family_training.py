@@ -19,7 +19,7 @@ from merope.train.config import TrainConfig
 from merope.train.loop import train
 from merope.train.model import Model, build_model
 from merope.train.parallel import Ranks
-from merope.train.samples import decoded_clip, denoised_latents
+from merope.train.samples import decoded_views, denoised_latents
 from tests.train.tiny_files import file_config
 
 FRAMES = {"ltx": 9, "cog_15": 9}
@@ -111,7 +111,7 @@ def test_a_clean_prefix_where_tokens_have_timesteps_of_their_own(
         made = denoised_latents(model, examples, steps=2)
     assert torch.equal(made[:, :, :1], examples.clean[:, :, :1])
     assert [times[0].tolist() for times in seen] == [[0.0] * 8 + [1000.0] * 8, [0.0] * 8 + [500.0] * 8]
-    assert decoded_clip(model, made, 9).shape == (9, 32, 64, 3)
+    assert decoded_views(model, made, 9).shape == (1, 9, 32, 64, 3)
 
 
 def test_padded_latents_are_not_decoded(folders: dict[str, Path], tiny_files: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_padded_latents_are_not_decoded(folders: dict[str, Path], tiny_files: Pa
     latents = model.pipeline.encode_frames(frames)
     assert latents.shape == (1, 4, 4, 4, 8)
     assert torch.equal(latents[:, :, 0], latents[:, :, 1])
-    assert decoded_clip(model, latents, 9).shape == (9, 32, 64, 3)
+    assert decoded_views(model, latents, 9).shape == (1, 9, 32, 64, 3)
 
 
 @pytest.mark.parametrize(
