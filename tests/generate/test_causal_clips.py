@@ -1,6 +1,7 @@
 """Whole clips of a causal model, by `merope generate` and `merope demo`: its stream, cut to the clip's length."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from merope import formats
 from merope.adapters.attachment import load_branch
 from merope.cli import main
 from merope.demo.drive import DemoConfig, generated, loaded
+from merope.formats.rig_file import write_rig
 from merope.formats.video import read_video, write_video
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.causal_clips import held, streamed_clip
 from merope.geometry.cameras import Cameras
+from merope.geometry.rigs import ring
 from merope.world.commanded import WorldTest, clips_of_world
 from tests.generate.generate_files import path_of
 
@@ -75,6 +78,15 @@ def test_generate_makes_a_clip_block_by_block(
     assert generate(files, tmp_path / "clip.mp4", **{"prefix-frames": 9}) == 2
     message = "--prefix-frames must be 5, 13, 21, … frames, whole blocks of 2 latent frames, got 9"
     assert message in capsys.readouterr().err
+
+
+def test_a_rig_is_refused(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rig(ring((0, 60), LENS, 0.5, ("front", "right")), tmp_path / "rig.json")
+    for view in ("front", "right"):
+        shutil.copy(files / "street.mp4", tmp_path / f"first-{view}.mp4")
+    prefix = tmp_path / "first-{view}.mp4"
+    assert generate(files, tmp_path / "clip.mp4", rig=tmp_path / "rig.json", prefix=prefix) == 2
+    assert "--rig must be left out for this model" in capsys.readouterr().err
 
 
 def test_the_demo_drives_it_block_by_block(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
