@@ -64,7 +64,8 @@ def test_commands_run_as_printed(
     monkeypatch.chdir(folder)
     started_s = time.process_time()
     assert main(COMMANDS[number][1:]) == 0, capsys.readouterr().err
-    assert time.process_time() - started_s < 60  # "a whole training run, in a minute on a CPU"
+    most_s = 60 if COMMANDS[number][1] == "train" else 240  # "a whole training run, in a minute on a CPU"
+    assert time.process_time() - started_s < most_s
 
 
 def test_the_tiny_run_has_learnt_along_the_golden_curve(folder: Path) -> None:

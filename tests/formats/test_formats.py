@@ -17,6 +17,7 @@ from scenes import random_poses, random_rotations
 
 from merope import formats
 from merope.commands.models import key_and_value
+from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, Pinhole, UnifiedCamera
@@ -327,7 +328,9 @@ def test_the_caller_may_overrule_unit_and_lens(tmp_path: Path) -> None:
 
 def test_the_documented_json_and_table_are_true(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
-    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    rig, example = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "rig.json").write_text(rig)
+    assert read_rig(tmp_path / "rig.json").names == ("front", "right")
     (tmp_path / "example").write_text(example)
     trajectory = formats.read(tmp_path / "example")
     assert (trajectory.count, trajectory.is_metric, trajectory.name) == (2, True, "highway")
