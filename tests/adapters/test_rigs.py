@@ -116,9 +116,9 @@ def test_rigs_in_a_batch_are_rigs_alone(across_views: bool) -> None:
         output(transformer, SURROUND.cameras(path), part) for path, part in zip(paths, latents.chunk(2), strict=True)
     ]
     together = output(transformer, SURROUND.cameras(paths), latents)
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-10)
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
     shared = output(transformer, SURROUND.cameras(paths[1]), latents)  # one rig serves both clips
-    torch.testing.assert_close(shared[VIEWS:], alone[1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(shared[VIEWS:], alone[1], rtol=0, atol=1e-5)
 
 
 def test_a_rig_of_one_view_is_a_clip() -> None:
