@@ -66,10 +66,15 @@ def test_clips_heads_and_many_tiles(encoding: MeRoPE) -> None:
 
 
 @ON_HOPPER
-def test_peaked_attention(encoding: MeRoPE) -> None:
-    plan = plan_of(encoding, LAYOUTS["causal"], (9, 15))
-    for dtype in (torch.bfloat16, torch.float16):
-        assert_accurate(errors_of(plan, dtype, factor=30.0))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("grid", [(5, 7), (9, 15)])
+def test_peaked_attention(
+    request: pytest.FixtureRequest, encoding: MeRoPE, grid: tuple[int, int], dtype: torch.dtype
+) -> None:
+    if grid == (5, 7) and dtype == torch.float16 and encoding.direction_scale is not None:
+        fault = "2.22 × the sdpa backend's error, where 2 is allowed: docs/kernels.md"
+        request.applymarker(pytest.mark.xfail(reason=fault, strict=True, raises=AssertionError))
+    assert_accurate(errors_of(plan_of(encoding, LAYOUTS["causal"], grid), dtype, factor=30.0))
 
 
 @ON_HOPPER
