@@ -18,6 +18,8 @@ from merope.adapters.history import HistoryReferences
 from merope.geometry.rigs import ring
 
 VIEWS, MOMENTS = 6, 2
+FLOAT32_INSIDE = 2e-6
+"""Wan normalises in float32 whatever its weights are in: products of other shapes differ by so much on other CPUs."""
 FOCAL = torch.tensor([130.0, 110.0, 120.0, 90.0, 120.0, 110.0], dtype=torch.float64)
 SURROUND = ring((0, 55, 110, 180, -110, -55), Pinhole(FOCAL, FOCAL, 128.0, 70.0, 256, 144), offset_m=0.8)
 ONE_CLIP = (VIEWS, 4, MOMENTS, 4, 6)
@@ -116,9 +118,9 @@ def test_rigs_in_a_batch_are_rigs_alone(across_views: bool) -> None:
         output(transformer, SURROUND.cameras(path), part) for path, part in zip(paths, latents.chunk(2), strict=True)
     ]
     together = output(transformer, SURROUND.cameras(paths), latents)
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=FLOAT32_INSIDE)
     shared = output(transformer, SURROUND.cameras(paths[1]), latents)  # one rig serves both clips
-    torch.testing.assert_close(shared[VIEWS:], alone[1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(shared[VIEWS:], alone[1], rtol=0, atol=FLOAT32_INSIDE)
 
 
 def test_a_rig_of_one_view_is_a_clip() -> None:
