@@ -32,7 +32,7 @@ from merope.geometry.cameras import Cameras
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel, FrameShards
 from merope.train.objective import Noised, denoising_levels
-from merope.train.pretrained import as_json, read_pretrained
+from merope.train.pretrained import as_json, forget_origin, read_pretrained
 from merope.world.clips_file import write_clips
 
 SHARD = "14MB"
@@ -310,12 +310,12 @@ def _export_one(
         return
     base = type(transformer).from_config(transformer.config)
     base.load_state_dict({key: value for key, value in weights.items() if key in base.state_dict()})
-    _cast(base, dtype)
+    _cast(forget_origin(base), dtype)
     is_own = isinstance(pipeline, BaseVideo)
     if is_own or pipeline.text_encoder is not None or config.data.is_encoded:  # a cache stands for the encoder
         base.save_pretrained(folder / name)
         return
-    vae = None if pipeline.vae is None else _cast(deepcopy(pipeline.vae), dtype)
+    vae = None if pipeline.vae is None else _cast(forget_origin(deepcopy(pipeline.vae)), dtype)
     whole = CameraVideoPipeline(
         *(None, None, vae, pipeline.scheduler, base),
         expand_timesteps=True,

@@ -7,6 +7,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.configuration_utils import FrozenDict
 
 from merope.adapters.families import family_named
 from merope.adapters.families.facts import Family
@@ -110,3 +111,9 @@ def _takes_image(config: TrainConfig, index: Mapping[str, Any], family: Family) 
 def as_json(value: object) -> str:
     """For comparing tuples with what JSON made of them."""
     return json.dumps(value, sort_keys=True)
+
+
+def forget_origin(model: Any) -> Any:  # a ModelMixin of diffusers
+    """Take the folder that a model was read from out of its config, which is written with it."""
+    model._internal_dict = FrozenDict({key: value for key, value in model.config.items() if key != "_name_or_path"})
+    return model

@@ -16,6 +16,7 @@ from merope.formats.video import as_bytes, write_image
 from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
 from merope.train.clip_pool import ClipPool
 from merope.train.model import SHARD
+from merope.train.pretrained import forget_origin
 from merope.train.vae_config import VaeTrainConfig
 
 AT_ONCE = 4
@@ -122,7 +123,7 @@ def export_vae(vae: Any, pool: ClipPool, unseen: ClipPool, about: dict[str, Any]
     vae.bfloat16().float()
     if next(vae.encoder.parameters()).requires_grad:  # else models were trained with the present statistics
         write_statistics(vae, pool)
-    vae.bfloat16().save_pretrained(folder / "vae", max_shard_size=SHARD)
+    forget_origin(vae.bfloat16()).save_pretrained(folder / "vae", max_shard_size=SHARD)
     vae.float()
     values = psnr_db(vae, unseen.videos(AT_ONCE))
     mean = sum(values) / len(values)

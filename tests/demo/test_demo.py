@@ -289,6 +289,7 @@ def test_the_shipped_model_is_that_of_its_config() -> None:
     assert branch["blocks"] == list(range(1, blocks, 2))
     assert sum(file.stat().st_size for file in SHIPPED_MODEL.rglob("*.safetensors")) <= 60e6
     assert (SHIPPED_MODEL / "README.md").is_file()
+    assert [file for file in SHIPPED_MODEL.rglob("*.json") if "_name_or_path" in file.read_text()] == []
 
 
 def test_the_shipped_model_turns_where_it_is_told() -> None:

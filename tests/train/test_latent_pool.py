@@ -212,6 +212,8 @@ def test_training_goes_on_from_what_it_wrote(vae_folder: Path, tmp_path: Path) -
     again = train(replace(config, model=model)) / "trained"
     assert {file.name for file in again.iterdir()} == {file.name for file in trained.iterdir()}
     assert (again / "vae").is_dir()
+    for folder in (trained, again):  # what is written does not say where its parts came from
+        assert not any("_name_or_path" in file.read_text() for file in folder.rglob("*.json"))
 
 
 def test_the_encoder_is_told_by_its_weights(vae_folder: Path) -> None:
