@@ -34,7 +34,13 @@ def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  #
 
     Without times, every pose is a frame, as in `merope generate`. Lenses in the file are not read.
     """
-    source = PathSource(
+    poses = read_clip_path(path_source(file, clips, assume_metric)).world_from_camera
+    return on_the_road(file, relative(poses[:1], poses))
+
+
+def path_source(file: Path, clips: WorldClips, assume_metric: bool) -> PathSource:
+    """A pose file that is read for clips like these, through their lens."""
+    return PathSource(
         file,
         clips.frames,
         clips.frame_rate_hz,
@@ -44,8 +50,6 @@ def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  #
         fov_deg=clips.fov_deg[0],
         xi=clips.xi[0],
     )
-    poses = read_clip_path(source).world_from_camera
-    return on_the_road(file, relative(poses[:1], poses))
 
 
 def on_the_road(

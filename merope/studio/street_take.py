@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.demo.given_paths import on_the_road
+from merope.demo.given_paths import on_the_road, path_source
 from merope.evaluate.world_scores import score_clip
 from merope.formats.video import as_bytes, write_video
-from merope.generate.camera_path import PathSource, for_whole_path, read_metric_path
+from merope.generate.camera_path import for_whole_path, read_metric_path
 from merope.geometry.cameras import Cameras
 from merope.geometry.poses import relative
 from merope.studio.recording import write_cameras
@@ -87,16 +87,6 @@ def judge(take: Take) -> Verdict:
 
 def read_dropped(file: Path, model: StudioModel, assume_metric: bool) -> Tensor:  # [T, 4, 4]
     """A pose file of any format, at the rate of the model's clips, from the start of the street on."""
-    clips = model.clips
-    source = PathSource(
-        file,
-        clips.frames,
-        clips.frame_rate_hz,
-        clips.height,
-        clips.width,
-        assume_metric=assume_metric,
-        fov_deg=clips.fov_deg[0],
-        xi=clips.xi[0],
-    )
+    source = path_source(file, model.clips, assume_metric)
     poses = for_whole_path(source, read_metric_path(source)).world_from_camera
     return on_the_road(Path(file.name), relative(poses[:1], poses))
