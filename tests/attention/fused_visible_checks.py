@@ -103,3 +103,11 @@ def test_what_is_seen_survives_packing() -> None:
     assert [(run.cameras, run.queries, run.keys) for run in again.runs] == [
         (run.cameras, run.queries, run.keys) for run in maps.runs
     ]
+
+
+def test_the_operator_lays_its_results_as_it_is_registered() -> None:
+    """Keys that all cameras share are attended to run by run: what is joined must lie as what is not."""
+    plan = seeing(UCPE, CAUSAL)
+    inputs = [x.float().requires_grad_() for x in random_qkv(1, 2, 3, 16)]
+    tensors, numbers = prepared(plan, torch.float32).pack()
+    torch.library.opcheck(torch.ops.merope.attend_forward.default, (*inputs, tensors, numbers, 2**30))

@@ -33,7 +33,7 @@ def grouped_attention_forward(
     if len(chunks) == 1:
         keys, values = _expanded(k, v, maps, chunks[0])
         out, lse = _attend(chunks[0].of(by_camera).transpose(1, 2), keys, values, chunks[0], scale)
-        return out.transpose(1, 2).reshape(turned.shape), lse
+        return out.transpose(1, 2).reshape(turned.shape).contiguous(), lse
     attended = torch.empty_like(by_camera)
     shape = (*by_camera.shape[:2], turned.shape[2], maps.tokens_per_group)
     lse = turned.new_empty(shape, dtype=torch.float32)
@@ -91,8 +91,8 @@ def _attend(
         attention_forward(q[:, :, part.queries], part.seen(keys, 2), part.seen(values, 2), scale)
         for part in chunk.parts
     ]
-    out, lse = zip(*some, strict=True)
-    return torch.cat(out, dim=2), torch.cat(lse, dim=2)
+    token_major = torch.cat([out.transpose(1, 2) for out, _ in some], dim=1)
+    return token_major.transpose(1, 2), torch.cat([lse for _, lse in some], dim=2)
 
 
 def _gradients(
