@@ -27,7 +27,7 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import latent_cameras
 from merope.train.build import build_stream
 from merope.train.config import TrainConfig
-from merope.train.few_steps import BlockClips, rolled_out
+from merope.train.few_steps import BlockClips, rolled_out, taught_states
 from merope.train.loop import train
 from merope.train.model import build_model
 from merope.train.objective import noise_levels
@@ -82,6 +82,13 @@ def held_out_clips(config: TrainConfig, count: int) -> BlockClips:
     return BlockClips(examples.clean, noise, examples.text, cameras, model.prefix, block)
 
 
+def by_teacher(config: TrainConfig, clips: BlockClips, levels: list[float]) -> Tensor:  # [B, C, T, H, W]
+    """What the teacher of a run makes after the true blocks; a latent frame of this model is a frame."""
+    model = build_model(config, CPU, sharded=False)
+    assert clips.cameras is not None
+    return taught_states(model, clips, clips.cameras, clips.clean, 0.0, levels)[-1]
+
+
 def measured(
     pipe: CameraVideoPipeline,
     clips: BlockClips,
@@ -91,7 +98,7 @@ def measured(
     """Errors of a rollout at these noise levels."""
     attach_causal(pipe.transformer)
     own = slice(clips.prefix, None)
-    made = rolled_out(pipe.transformer, clips, levels, own_past=True)[-1][:, :, own].clamp(-1, 1)
+    made = rolled_out(pipe.transformer, clips, levels)[-1][:, :, own].clamp(-1, 1)
     true, error = clips.clean[:, :, own], (made - taught[:, :, own]).square()
     of_blocks = error.mean(dim=(0, 1, 3, 4)).unflatten(0, (-1, clips.block)).mean(1)
     return {
@@ -125,8 +132,7 @@ def main() -> None:
     clips = held_out_clips(configs["teacher"], options.clips)
     pipes = {name: read_model(config.run.out / "trained") for name, config in configs.items()}
     many = noise_levels(16, configs["teacher"].objective.shift)
-    attach_causal(pipes["teacher"].transformer)
-    taught = rolled_out(pipes["teacher"].transformer, clips, many, own_past=False)[-1].clamp(-1, 1)
+    taught = by_teacher(configs[f"student-{options.few[0]}"], clips, many).clamp(-1, 1)
     rows = {"teacher, 16 steps": measured(pipes["teacher"], clips, taught, many)}
     for few in options.few:
         scheduler, levels = pipes["teacher"].scheduler, pipes[f"student-{few}"].denoising_levels

@@ -79,6 +79,7 @@ class ObjectiveSection:
     text_dropout: float = 0.1  # share of clips that are trained with the empty prompt, for guidance
     prefix_dropout: float = 0.0  # share of clips that are trained without their clean prefix
     causal_block_frames: int | None = None  # latent frames of a block of a causal model; None: it sees whole clips
+    past_noise: float = 0.0  # highest noise level of the blocks that later blocks of a causal model see; half are clean
 
     def __post_init__(self) -> None:
         _at_least("objective.prefix_frames", self.prefix_frames, 0)
@@ -88,6 +89,10 @@ class ObjectiveSection:
             raise invalid("objective.shift", "positive and finite", self.shift, "Wan2.2 uses 5, Wan2.1 uses 3")
         for name in ("text_dropout", "prefix_dropout"):
             _probability(f"objective.{name}", getattr(self, name))
+        _noise_level("objective.past_noise", self.past_noise)
+        if self.past_noise and self.causal_block_frames is None:
+            fix = "set objective.causal_block_frames, or leave it out"
+            raise invalid("objective.past_noise", "0 for a model that sees whole clips", self.past_noise, fix)
 
 
 @dataclass(frozen=True)
@@ -96,12 +101,14 @@ class DistillationSection:
 
     steps: int = 4  # of a block
     teacher_steps: int = 16  # of the teacher; a multiple, so that both meet after every step
+    past_noise: float = 0.0  # noise level at which the teacher sees the blocks that the student made
 
     def __post_init__(self) -> None:
         _at_least("distillation.steps", self.steps, 1)
         if self.teacher_steps < self.steps or self.teacher_steps % self.steps:
             expected = f"a multiple of distillation.steps = {self.steps}"
             raise invalid("distillation.teacher_steps", expected, self.teacher_steps, f"use {4 * self.steps}")
+        _noise_level("distillation.past_noise", self.past_noise)
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,11 @@ class TrainConfig:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise invalid(name, f"at least {least}", value, "docs/training.md says what it means")
+
+
+def _noise_level(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise invalid(name, "at least 0 and below 1", value, "0 is clean and 1 is noise alone")
 
 
 def _probability(name: str, value: float) -> None:

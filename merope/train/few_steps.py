@@ -1,17 +1,17 @@
 """Few steps: a causal model learns to make a block in 4 steps or fewer, after blocks that it made itself.
 
-The teacher is the model as it was when the run began. From the same noise both make every block of a clip:
-
-- the teacher in many steps, after the *true* blocks before it, as it was trained;
-- the student in few steps, after *its own* blocks, as it will be run.
+The teacher is the model as it was when the run began. First the student makes a clip in few steps, every block after
+*its own* blocks, as it will be run. Then the teacher makes every block once more from the same noise, in many steps and
+after the same blocks of the student. It may see them with some noise on top, as it saw blocks in its training: that
+covers the student's faults, so that the teacher's answer is free of them.
 
 After every step the student should be where the teacher is at that noise level. So one of its steps learns the sum of
-several of the teacher's, and a block after imperfect blocks learns to come back to what the true ones lead to. Both are
+several of the teacher's, and a block after imperfect blocks learns not to pass on what is wrong with them. Both are
 regressions on paths that the noise decides: nothing is averaged over noise, there is no second network to be trained
 against the first, and no balance to be kept.
 
 The student's blocks are made without gradients. Then every noise level has its pass and its loss: the student's own
-clip in the place of the clean copy of teacher forcing, and its own states in the place of the noisy one.
+clip in the place of the past of teacher forcing, and its own states in the place of the noisy copy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,43 +52,78 @@ class BlockClips:
     prefix: int  # latent frames that are given
     block: int  # latent frames
 
+    @property
+    def generated(self) -> Tensor:  # bool [B, T]
+        frames = torch.arange(self.clean.shape[2], device=self.clean.device)
+        return (frames >= self.prefix).expand(len(self.clean), -1)
+
+    def noised(self, past: Tensor, past_level: float, latents: Tensor, target: Tensor, level: float) -> Noised:
+        """The clips at a noise level, after a past at one of its own."""
+        zeros = self.clean.new_zeros(len(self.clean))
+        return Noised(
+            past=past,
+            past_sigma=zeros + past_level,
+            latents=latents,
+            target=target,
+            generated=self.generated,
+            sigma=level * self.generated,
+            drop_text=zeros > 0,  # the text is what it should be already
+        )
+
 
 def few_step_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Tensor]:  # [B] each
     """The loss of every clip in parts that add up to it, one for each denoising step of the student."""
     levels = denoising_levels(config)
     assert levels is not None
     assert config.distillation is not None
-    assert model.teacher is not None
     finer = noise_levels(config.distillation.teacher_steps, config.objective.shift)
-    drop_text, clips = _drawn(config, model, examples, step)
+    clips, covering = _drawn(config, model, examples, step)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=model.precision == "bf16"):
-        taught = rolled_out(model.teacher, clips, finer, own_past=False)[:: len(finer) // len(levels)]
-        own = rolled_out(model.transformer, clips, levels, own_past=True)
-    generated = (torch.arange(clips.clean.shape[2], device=clips.clean.device) >= clips.prefix).expand(len(own[0]), -1)
+        own = rolled_out(model.transformer, clips, levels)
+    past_noise = config.distillation.past_noise
+    past = torch.lerp(own[-1], covering, past_noise)
+    taught = taught_states(model, clips, examples.cameras, past, past_noise, finer)[:: len(finer) // len(levels)]
     for number, (level, after) in enumerate(pairwise((*levels, 0.0))):
-        noised = Noised(
-            clean=own[-1],
-            latents=own[number],
-            target=(own[number] - taught[number + 1]) / (level - after),
-            generated=generated,
-            sigma=level * generated,
-            drop_text=drop_text,
-        )
-        prediction = model.predicted(noised, clips.text, examples.cameras)
-        yield loss_per_clip(prediction, noised) / len(levels)
+        target = (own[number] - taught[number + 1]) / (level - after)
+        noised = clips.noised(own[-1], 0.0, own[number], target, level)
+        yield loss_per_clip(model.predicted(noised, clips.text, examples.cameras), noised) / len(levels)
 
 
-def _drawn(config: TrainConfig, model: Model, examples: Examples, step: int) -> tuple[Tensor, BlockClips]:
-    """What is random about the clips of a micro-batch: bool [B], whose text is dropped, and their noise."""
+def _drawn(config: TrainConfig, model: Model, examples: Examples, step: int) -> tuple[BlockClips, Tensor]:
+    """What is random about the clips of a micro-batch; and the noise [B, C, T, H, W] that covers finished blocks."""
     clean, block = examples.clean, config.objective.causal_block_frames
     assert block is not None
     dice = [clip_generator(config.run.seed, step, place, clean.device) for place in examples.places]
     draws = torch.cat([torch.rand(1, generator=each, device=clean.device) for each in dice])
-    noise = torch.stack([torch.randn(clean.shape[1:], generator=each, device=clean.device) for each in dice])
+    noise, covering = (
+        torch.stack([torch.randn(clean.shape[1:], generator=each, device=clean.device) for each in dice]).to(
+            clean.dtype
+        )
+        for _ in range(2)
+    )
     drop_text = draws < (0.0 if step == VALIDATION else config.objective.text_dropout)
     text = torch.where(drop_text[:, None, None], examples.no_text, examples.text)
     cameras = latent_cameras(examples.cameras, model.pipeline.strides.frames) if model.has_branch else None
-    return drop_text, BlockClips(clean, noise.to(clean.dtype), text, cameras, model.prefix, block)
+    return BlockClips(clean, noise.to(clean.dtype), text, cameras, model.prefix, block), covering.to(clean.dtype)
+
+
+@torch.no_grad()
+def taught_states(
+    model: Model,
+    clips: BlockClips,
+    cameras: Cameras,  # [B, RGB frames]
+    past: Tensor,  # [B, C, T, H, W]
+    past_level: float,
+    levels: Sequence[float],
+) -> list[Tensor]:  # [B, C, T, H, W] each
+    """All blocks as the teacher has them at every noise level and at the end, each after the blocks of a given past."""
+    generated = clips.generated[:, None, :, None, None]
+    states = [torch.where(generated, clips.noise, clips.clean)]
+    for level, after in pairwise((*levels, 0.0)):
+        noised = clips.noised(past, past_level, states[-1], states[-1], level)
+        velocity = model.predicted(noised, clips.text, cameras, by_teacher=True).to(past.dtype)
+        states.append(states[-1] + (after - level) * velocity * generated)
+    return states
 
 
 @torch.no_grad()
@@ -97,12 +132,8 @@ def rolled_out(
     transformer: Any,  # WanTransformer3DModel
     clips: BlockClips,
     levels: Sequence[float],
-    own_past: bool,
 ) -> list[Tensor]:  # [B, C, T, H, W] each
-    """All blocks as they are at every noise level and at the end, frames of the prefix clean.
-
-    own_past: a block sees the blocks that were made before it, else the true ones.
-    """
+    """All blocks as they are at every noise level and at the end, each after those that were made before it."""
     frames = clips.clean.shape[2]
     states = [clips.clean.clone() for _ in range(len(levels) + 1)]
     text = clips.text.to(transformer.dtype)
@@ -120,6 +151,5 @@ def rolled_out(
                 latents = latents + (after - level) * velocity.to(latents.dtype)
                 states[number][:, :, place] = latents
         if place.stop < frames:
-            past = states[-1] if own_past else clips.clean
-            cache = commit(transformer, cache, ready, past[:, :, place], text)
+            cache = commit(transformer, cache, ready, states[-1][:, :, place], text)
     return states

@@ -189,7 +189,7 @@ def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int
 def _objective(config: TrainConfig, examples: Examples, step: int) -> ObjectiveSection:
     """Nothing is dropped in validation; clips with a usable history lose their prefix more often (paper, Appendix)."""
     if step == VALIDATION:
-        return replace(config.objective, text_dropout=0.0, prefix_dropout=0.0)
+        return replace(config.objective, text_dropout=0.0, prefix_dropout=0.0, past_noise=0.0)
     if config.history is None or examples.history is None:
         return config.objective
     dropout = max(config.history.prefix_dropout, config.objective.prefix_dropout)

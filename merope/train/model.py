@@ -102,21 +102,24 @@ class Model:
         text: Tensor,  # [B, L, D]
         cameras: Cameras,  # [B, RGB frames]
         history: HistoryReferences | None = None,
+        by_teacher: bool = False,
     ) -> Tensor:  # [B, C, T, H, W]
         """What the transformer predicts, the velocity in flow matching.
 
-        A causal one is given a clean copy of the clip, too: noisy blocks see the clean ones before them.
+        A causal one is given the past, too, a second copy of the clip: noisy blocks see its blocks before them.
         """
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
         latents, times, frames = noised.latents.to(dtype), self._times(noised), noised.latents.shape[2]
-        transformer, strides, family = self._expert(noised), self.pipeline.strides, self.family
+        transformer = self.teacher if by_teacher else self._expert(noised)
+        strides, family = self.pipeline.strides, self.family
         branch = attached_branch(transformer)
         posed = None if branch is None else latent_cameras(cameras, strides.of_cameras)
         with self._autocast():
             conditions: dict[str, Any] | None = None
             if self.causal_block_frames is not None:
-                latents = torch.cat((noised.clean.to(dtype), latents), dim=2)
-                times = torch.cat((torch.zeros_like(times), times), dim=1)
+                latents = torch.cat((noised.past.to(dtype), latents), dim=2)
+                past_times = self.noising.timesteps(noised.past_sigma)[:, None].to(times.dtype)
+                times = torch.cat((past_times.expand_as(times), times), dim=1)
                 conditions = teacher_forcing(posed, frames, self.causal_block_frames)
             elif branch is not None and posed is not None:
                 conditions = {"cameras": branch.prepare(posed, latents, history=history)}
@@ -195,7 +198,8 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     pipeline.to(device)
     if config.model.compile:
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
-        for transformer in model.transformers.values():
+        teacher = () if model.teacher is None else (model.teacher,)
+        for transformer in (*model.transformers.values(), *teacher):
             transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
     return model
 

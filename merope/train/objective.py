@@ -26,7 +26,8 @@ HISTORY_DRAWS = 1 << 40
 class Noised:
     """Clips on their way between data and noise."""
 
-    clean: Tensor  # [B · views, C, T, H, W]
+    past: Tensor  # [B · views, C, T, H, W], what later blocks of a causal model see of the clip
+    past_sigma: Tensor  # [B · views], its noise level
     latents: Tensor  # [B · views, C, T, H, W]
     target: Tensor  # [B · views, C, T, H, W]
     generated: Tensor  # bool [B · views, T], frames that carry noise and loss
@@ -74,6 +75,7 @@ def add_noise(
     dice = torch.stack([torch.rand(draws, generator=generator, device=device) for generator in generators])
     dice, shape = dice.repeat_interleave(views, dim=0), (views, *clean.shape[1:])
     noise = torch.cat([torch.randn(shape, generator=g, device=device) for g in generators]).to(clean.dtype)
+    past, past_sigma = seen_past(clean, objective.past_noise, generators, noising)
     levels = shifted(torch.cat((dice[:, :1], dice[:, 3:]), dim=1), objective.shift)  # [B, blocks]
     keeps_prefix = dice[:, 1] >= objective.prefix_dropout
     is_prefix = torch.arange(frames, device=device) < prefix
@@ -81,13 +83,31 @@ def add_noise(
     sigma = levels.repeat_interleave(block, dim=1)[:, :frames] * generated
     level = sigma[:, None, :, None, None].to(clean.dtype)
     return Noised(
-        clean=clean,
+        past=past,
+        past_sigma=past_sigma,
         latents=noising.noisy(clean, noise, level),
         target=noising.target(clean, noise, level),
         generated=generated,
         sigma=sigma,
         drop_text=dice[:, 2] < objective.text_dropout,
     )
+
+
+def seen_past(
+    clean: Tensor,  # [B · views, C, T, H, W]
+    most: float,
+    generators: list[torch.Generator],  # [B]
+    noising: Noising,
+) -> tuple[Tensor, Tensor]:  # [B · views, C, T, H, W], [B · views]
+    """Clips as the past of later blocks, and their noise levels: half of them 0, the others up to `most`."""
+    views = len(clean) // len(generators)
+    if not most:
+        return clean, clean.new_zeros(len(clean))
+    dice = torch.cat([torch.rand(1, generator=generator, device=clean.device) for generator in generators])
+    level = (most * (2 * dice - 1).clamp(min=0)).repeat_interleave(views)
+    shape = (views, *clean.shape[1:])
+    noise = torch.cat([torch.randn(shape, generator=g, device=clean.device) for g in generators]).to(clean.dtype)
+    return noising.noisy(clean, noise, level[:, None, None, None, None].to(clean.dtype)), level
 
 
 def loss_per_clip(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from merope.adapters.attachment import attached_branch, detach, load_branch
-from merope.adapters.causal_wan import commit, ready_block
+from merope.adapters.causal_wan import ready_block
 from merope.adapters.key_cache import KeyCache
 from merope.commands.models import _driving_command
 from merope.generate.camera_video import CameraVideoPipeline
@@ -82,18 +82,21 @@ def noised_as_in_training(config: TrainConfig, model: Model, examples: Examples)
 
 @torch.no_grad()
 def streamed_prediction(model: Model, noised: Noised, examples: Examples) -> Tensor:  # [B, C, T, H, W]
-    """Every noisy block before a cache of clean blocks, one after the other."""
+    """Every noisy block before a cache of the blocks of the past, one after the other."""
     block, stride = model.causal_block_frames, model.pipeline.strides.frames
     assert block is not None
     posed = examples.cameras.at(slice(None, None, stride)) if model.has_branch else None
     cache, made = KeyCache(window=100, block=block), []
-    for start in range(0, noised.clean.shape[2], block):
+    for start in range(0, noised.past.shape[2], block):
         own = slice(start, start + block)
-        clean, noisy = noised.clean[:, :, own], noised.latents[:, :, own]
-        ready = ready_block(model.transformer, cache, clean, None if posed is None else posed.at(own))
+        past, noisy = noised.past[:, :, own], noised.latents[:, :, own]
+        ready = ready_block(model.transformer, cache, past, None if posed is None else posed.at(own))
         level, given = 1000 * noised.sigma[:, start], {"past": ready}
         made.append(model.transformer(noisy, level, examples.text, attention_kwargs=given, return_dict=False)[0])
-        cache = commit(model.transformer, cache, ready, clean, examples.text)
+        reading = ready.reading(cache, keep=True)  # as `commit`, at the level of the past
+        level, given = 1000 * noised.past_sigma, {"past": reading}
+        model.transformer(past, level, examples.text, attention_kwargs=given, return_dict=False)
+        cache = cache.after(reading.reader.kept(block, ready.given))
     return torch.cat(made, dim=2)
 
 
@@ -105,7 +108,9 @@ def assert_one_pass_is_the_stream(config: TrainConfig) -> None:
     assert_close(clip_losses(config, model, examples, STEP), expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("changes", [(), ("branch=none",), ("objective.prefix_dropout=1.0",)])
+@pytest.mark.parametrize(
+    "changes", [(), ("branch=none",), ("objective.prefix_dropout=1.0",), ("objective.past_noise=0.9",)]
+)
 def test_one_pass_is_every_block_after_clean_ones(tmp_path: Path, changes: tuple[str, ...]) -> None:
     assert_one_pass_is_the_stream(causal_config(tmp_path, *changes))
 

@@ -64,17 +64,18 @@ def test_a_rollout_is_what_a_stream_makes(causal: Path, tmp_path: Path) -> None:
     clean = examples.clean.clone()
     clean[:, :, :2] = model.pipeline.encode_frames(true[None, :2])
     noise = torch.cat([clean[:, :, :2], *(block_noise(0, n, (1, 3, 2, 16, 24)) for n in range(2))], dim=2)
-    states = rolled_out(
-        model.transformer, BlockClips(clean, noise, examples.text, examples.cameras, 2, 2), LEVELS, own_past=True
-    )
+    states = rolled_out(model.transformer, BlockClips(clean, noise, examples.text, examples.cameras, 2, 2), LEVELS)
     assert_close(states[-1][:, :, 2:], torch.cat(made, dim=2), rtol=1e-5, atol=1e-5)
     assert all(torch.equal(state[:, :, :2], clean[:, :, :2]) for state in states)
 
 
 def test_a_student_that_does_as_its_teacher_has_no_loss(causal: Path, tmp_path: Path) -> None:
-    """One block after the prefix, so that the true past is its own, and as many steps as the teacher."""
-    changes = ("data.frames=4", "distillation.teacher_steps=2")
-    for given, is_same in (((*changes,), True), (changes[:1], False), (changes[1:], False)):
+    """As many steps as the teacher, which sees the same past."""
+    for given, is_same in (
+        (("distillation.teacher_steps=2",), True),
+        (("distillation.teacher_steps=4",), False),
+        (("distillation.teacher_steps=2", "distillation.past_noise=0.2"), False),
+    ):
         config = few_step_config(causal, tmp_path, *given)
         model = build_model(config, CPU, sharded=False)
         examples = next(iter(build_stream(config, model, Ranks(0, 1, CPU)).step(0)))
@@ -149,6 +150,7 @@ def test_the_exported_folder_says_how_it_is_driven(causal: Path, distilled: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (("distillation.past_noise=1.0",), r"distillation\.past_noise must be at least 0 and below 1, got 1\.0"),
         (
             ("distillation.teacher_steps=3",),
             r"distillation\.teacher_steps must be a multiple of distillation\.steps = 2",

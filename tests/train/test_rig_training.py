@@ -75,7 +75,7 @@ def test_the_loss_of_a_clip_is_the_mean_of_its_views(tmp_path: Path) -> None:
     noised = add_noise(examples.clean, model.prefix, config.objective, dice)
     assert torch.equal(noised.sigma[0], noised.sigma[1])
     assert not torch.equal(noised.sigma[0], noised.sigma[2])
-    assert not torch.equal(noised.target[0] + noised.clean[0], noised.target[1] + noised.clean[1])
+    assert not torch.equal(noised.target[0] + noised.past[0], noised.target[1] + noised.past[1])
     with torch.no_grad():
         losses = clip_losses(config, model, examples, 0)
         text = examples.text.repeat_interleave(2, 0)
