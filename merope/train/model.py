@@ -110,7 +110,7 @@ class Model:
         """
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
         latents, times, frames = noised.latents.to(dtype), self._times(noised), noised.latents.shape[2]
-        transformer = self.teacher if by_teacher else self._expert(noised)
+        transformer: Any = self.teacher if by_teacher else self._expert(noised)
         strides, family = self.pipeline.strides, self.family
         branch = attached_branch(transformer)
         posed = None if branch is None else latent_cameras(cameras, strides.of_cameras)
