@@ -120,8 +120,8 @@ def _check_text(config: GenerateConfig, has_encoder: bool) -> None:
         raise invalid("--guidance", "at most 1 for a model without a text encoder", config.guidance, fix)
 
 
-def load_pipeline(config: GenerateConfig) -> "CameraVideoPipeline":
-    """Model and branch on their device. The VAE stays in float32: in half precision it bands."""
+def load_pipeline(config: GenerateConfig, vae_dtype: torch.dtype = torch.float32) -> "CameraVideoPipeline":
+    """Model and branch on their device."""
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
     from merope.adapters.attachment import load_branch
@@ -132,7 +132,7 @@ def load_pipeline(config: GenerateConfig) -> "CameraVideoPipeline":
     if config.transformer is not None:
         parts["transformer"] = WanTransformer3DModel.from_pretrained(config.transformer, dtype=dtype)
     pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(
-        config.model, dtype={"default": dtype, "vae": torch.float32}, **parts
+        config.model, dtype={"default": dtype, "vae": vae_dtype}, **parts
     )
     if config.has_branch:
         load_branch(pipeline.transformer, config.branch)

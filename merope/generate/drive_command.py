@@ -84,10 +84,11 @@ def resume(clip: GenerateConfig) -> DriveFolder:
 
 
 def _quiet_pipeline(clip: GenerateConfig) -> "CameraVideoPipeline":
+    from merope.generate.frame_coding import streamed_vae_dtype
     from merope.generate.preflight import no_loading_bars
 
     with no_loading_bars():
-        pipe = load_pipeline(clip)
+        pipe = load_pipeline(clip, streamed_vae_dtype(clip.run_device))
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

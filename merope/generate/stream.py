@@ -23,7 +23,6 @@ from merope.adapters.causal_wan import BlockCondition, attach_causal, commit, re
 from merope.adapters.history import HistoryReferences
 from merope.adapters.key_cache import KeyCache
 from merope.errors import invalid
-from merope.formats.video import as_bytes
 from merope.generate.conditions import Frames, check_finite, prefix_tensor
 from merope.generate.history_frames import check_history
 from merope.generate.recall import PastBlock, views_of_place, with_block
@@ -102,6 +101,7 @@ class CameraStream:
         recall: int = 0,
         history: HistoryReferences | None = None,
         on_step: Callable[[int], None] | None = None,
+        on_frames: Callable[[Tensor], None] | None = None,
     ) -> Tensor:  # uint8 [block_frames, H, W, 3]
         """The next block of frames, seen by these cameras.
 
@@ -110,13 +110,14 @@ class CameraStream:
         history: retrieved images for this block, for a branch that was made for them; matched with its latent frames
             0, 1, 2 (`merope.HistoryFrames`).
         on_step: called after each denoising step with how many are done; what it raises stops the block.
+        on_frames: called with the frames of each latent frame as soon as they are decoded, uint8 [T, H, W, 3].
         """
         check_recall(recall, history, self.settings)
         posed = self._latent_cameras(cameras, self.block_frames)
         noise = self._noise()
         state, across = self._shown(posed, recall, history)
         blocks = self._blocks(state, noise, posed, across)
-        frames, after = self._finished(state, self._denoised(state, noise, blocks, on_step), blocks)
+        frames, after = self._finished(state, self._denoised(state, noise, blocks, on_step), blocks, on_frames)
         self._before, self._state = self._state, replace(after, blocks=self._state.blocks + 1)
         return frames
 
@@ -246,15 +247,14 @@ class CameraStream:
         state: StreamState,
         latents: Tensor,  # [1, C, block, h, w]
         blocks: tuple[BlockCondition, ...],
+        on_frames: Callable[[Tensor], None] | None = None,
     ) -> tuple[Tensor, StreamState]:  # uint8 [T, H, W, 3]
         """The frames of a block, and what the stream remembers after it."""
-        video, vae_past = self.pipe.decode_block(latents, state.vae_past)
-        check_finite("the decoded frames", video)
+        frames, vae_past = self.pipe.decode_block_frames(latents, state.vae_past, on_frames)
         caches = tuple(
             commit(self.pipe.transformer, cache, block, latents, text)
             for cache, block, text in zip(state.caches, blocks, state.texts, strict=True)
         )
-        frames = as_bytes((video[0].permute(1, 2, 3, 0).float() + 1) / 2).cpu()
         past, cameras = state.past, blocks[0].given
         if self.settings.remember and cameras is not None:
             own = PastBlock(state.caches[0].count, latents.cpu(), cameras.to("cpu"))

@@ -125,7 +125,7 @@ class _Past:
         """The frames of a block, `count` earlier ones before them; zeros before the first."""
         name = self.names[conv]
         earlier = self.before.get(name)
-        x = pad(x, (0, 0, 0, 0, count, 0)) if earlier is None else torch.cat((earlier, x), dim=2)
+        x = pad(x, (0, 0, 0, 0, count, 0)) if earlier is None else torch.cat((earlier.to(x.dtype), x), dim=2)
         self.after[name] = x[:, :, x.shape[2] - count :].clone()  # a view would keep the whole block
         return x
 

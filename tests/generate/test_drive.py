@@ -26,6 +26,7 @@ from merope.formats.key_strings import poses_from_keys
 from merope.formats.video import read_first_frames, read_video, write_video
 from merope.generate.camera_path import lens_of_fov
 from merope.generate.drive_folder import LOCK
+from merope.generate.frame_coding import streamed_vae_dtype
 from merope.generate.stream import CameraStream
 from merope.generate.stream_file import FILE as STATE
 from merope.geometry.lenses import Pinhole
@@ -118,6 +119,7 @@ def test_keys_become_what_the_stream_gives_for_their_cameras(
     torch.testing.assert_close(cameras.world_from_camera, poses)
     poses = formats.read(whole / "path.json").world_from_camera  # to the last bit what was driven
     pipe, lens = loaded(files / "model", torch.device("cpu")), lens_of_fov(70.0, 0.0, WIDTH, HEIGHT)
+    pipe.vae.to(streamed_vae_dtype("cpu"))
     stream = pipe.stream(lens=lens, height=HEIGHT, width=WIDTH, num_inference_steps=1, guidance_scale=1.0)
     held = torch.cat((poses, poses[-1:].expand(8, 4, 4)))
     while stream.frames < FRAMES:

@@ -253,6 +253,31 @@ def test_a_block_that_its_steps_stop_was_never_driven(pipe: CameraVideoPipeline)
     assert done == [1, 2]
 
 
+@pytest.mark.parametrize("options", [{}, {"prefix": None, "cameras": None, **SIZE}])
+def test_frames_are_shown_as_they_are_decoded(pipe: CameraVideoPipeline, options: dict[str, Any]) -> None:
+    usual, watched, shown = begun(pipe, **options), begun(pipe, **options), list[Tensor]()
+    first = [1, 4, 4] if options else [4, 4, 4]
+    for counts in (first, [4, 4, 4]):
+        poses, seen = next_poses(usual), len(shown)
+        whole, frames = usual.drive(poses), watched.drive(poses, on_frames=shown.append)
+        assert [len(part) for part in shown[seen:]] == counts
+        assert torch.equal(torch.cat(shown[seen:]), frames)
+        assert (frames.int() - whole.int()).abs().max() <= 1  # convolutions of other shapes round otherwise
+        assert_close(watched.latents, usual.latents, **ANY_SIZE)
+
+
+def test_a_block_whose_frames_nobody_takes_was_never_driven(pipe: CameraVideoPipeline) -> None:
+    stream = begun(pipe)
+
+    def stop(frames: Tensor) -> None:
+        raise InterruptedError(len(frames))
+
+    with pytest.raises(InterruptedError, match="4"):
+        stream.drive(next_poses(stream), on_frames=stop)
+    assert (stream.frames, stream.blocks) == (PREFIX, 0)
+    assert torch.equal(stream.drive(next_poses(stream)), begun(pipe).drive(next_poses(begun(pipe))))
+
+
 class TestSaving:
     def test_a_resumed_stream_goes_on_to_the_last_bit(self, tmp_path: Path) -> None:
         guided = tiny_pipeline()
@@ -265,6 +290,16 @@ class TestSaving:
         assert (resumed.frames, resumed.settings) == (stream.frames, stream.settings)
         for _ in range(2):
             assert torch.equal(resumed.drive(next_poses(resumed)), stream.drive(next_poses(stream)))
+
+    def test_goes_on_with_a_vae_of_another_precision(self, tmp_path: Path) -> None:
+        pipe = model()
+        stream = begun(pipe)
+        stream.drive(next_poses(stream))
+        stream.save(tmp_path)
+        usual = stream.drive(next_poses(stream))
+        pipe.vae.to(torch.bfloat16)
+        resumed = pipe.resume_stream(tmp_path)
+        assert (resumed.drive(next_poses(resumed)).int() - usual.int()).abs().float().mean() < 1.0
 
     def test_a_save_that_fails_leaves_the_one_before(
         self, pipe: CameraVideoPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
