@@ -10,9 +10,9 @@ time, which other work on the machine does not lengthen), its shares (transforme
 process and cache hold.
 
 At the end the time from the cameras of a block to its first frames is measured: those of a latent frame come as soon as
-they are decoded. Then one more block is driven, and driven again from the same cache with another count of forgotten frames. Both
-must be the same to the last bit. With --compare N, N more blocks are driven twice: with what a stream keeps between the
-steps of a block (turned keys, keys of the text), and without it.
+they are decoded. Then one more block is driven, and driven again from the same cache with another count of forgotten
+frames. Both must be the same to the last bit. With --compare N, N more blocks are driven twice: with what a stream
+keeps between the steps of a block (turned keys, keys of the text), and without it.
 """
 
 import argparse
