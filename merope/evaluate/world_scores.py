@@ -93,6 +93,11 @@ def _score(
 
 
 def psnr_db(video: Tensor, true: Tensor) -> float:  # uint8 [T, H, W, 3] twice
-    """Mean over frames of the peak signal-to-noise ratio, at most 60 dB a frame."""
+    """Mean over frames of the peak signal-to-noise ratio."""
+    return float(frame_psnr_db(video, true).mean())
+
+
+def frame_psnr_db(video: Tensor, true: Tensor) -> Tensor:  # uint8 [T, H, W, 3] twice -> [T]
+    """Peak signal-to-noise ratio of every frame, at most 60 dB."""
     error = (video.double() - true.double()).square().mean(dim=(1, 2, 3)).clamp(min=255.0**2 * 1e-6)
-    return float((10.0 * torch.log10(255.0**2 / error)).mean())
+    return 10.0 * torch.log10(255.0**2 / error)
