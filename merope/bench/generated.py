@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +18,7 @@ from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.formats.writing import replacing
 from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.causal_clips import streamed_clip, streamed_latents
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 from merope.train.build import world_clips
@@ -43,10 +44,15 @@ def generate_clips(
     cameras: bool,
     output_type: Literal["pt", "latent"] = "pt",
 ) -> dict[str, Tensor]:  # name -> uint8 [T, H, W, 3], or for "latent" float16 [C, T', h, w], a fraction of its size
-    """Generate every clip from its prefix; the noise of a clip depends on its world alone."""
+    """Generate every clip from its prefix; the noise of a clip depends on its world alone. Causal models stream."""
     pipeline.set_progress_bar_config(disable=True)
     device, videos = pipeline.transformer.device, dict[str, Tensor]()
     progress = ProgressLine("generating", len(commanded))
+    if pipeline.causal_block_frames is not None:
+        for clip in commanded:
+            videos[clip.name] = _streamed(pipeline, clip, test, prefix_frames, cameras, output_type)
+            progress.show(len(videos))
+        return videos
     at_once = CLIPS_ON_CPU if device.type == "cpu" else CLIPS_ON_GPU
     for start in range(0, len(commanded), at_once):
         part = commanded[start : start + at_once]
@@ -69,6 +75,22 @@ def generate_clips(
         videos |= {clip.name: video for clip, video in zip(part, made, strict=True)}
         progress.show(len(videos))
     return videos
+
+
+def _streamed(
+    pipeline: CameraVideoPipeline,
+    clip: CommandedClip,
+    test: WorldTest,
+    prefix_frames: int,
+    cameras: bool,
+    output_type: Literal["pt", "latent"],
+) -> Tensor:
+    """A clip of `generate_clips` by a causal model."""
+    streamed = streamed_clip if output_type == "pt" else streamed_latents
+    given, prefix = clip.cameras if cameras else None, clip.true[:prefix_frames]
+    options: dict[str, Any] = {"num_inference_steps": test.steps, "guidance_scale": 1.0, "seed": clip.seed}
+    made = streamed(pipeline, len(clip.true), given, prefix, **options)
+    return made if output_type == "pt" else made.half()
 
 
 def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeline:

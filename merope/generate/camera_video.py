@@ -160,7 +160,7 @@ class CameraVideoPipeline(FrameCoding, WanPipeline):
         clean_frames = None if prefix is None else prefix_tensor(prefix)
         self._check(text, cameras, clean_frames, height, width, num_frames, guidance_scale)
         check_choices(output_type, callback_on_step_end_tensor_inputs, self._callback_tensor_inputs)
-        check_attention_kwargs(attention_kwargs or {})
+        check_attention_kwargs(attention_kwargs or {}, self.causal_block_frames)
         views = 1 if cameras is None else cameras.views
         batch = batch_size(text.count, cameras, clean_frames) * views
         if history is not None:

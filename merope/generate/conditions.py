@@ -35,8 +35,15 @@ def check_cameras(cameras: Cameras, height: int, width: int, num_frames: int) ->
         raise invalid("cameras.lens", expected, f"{lens.width}×{lens.height}", fix)
 
 
-def check_attention_kwargs(names: Iterable[str]) -> None:
-    """Refuse what diffusers' own pipelines pass on: it would be overwritten here, or ignored without a branch."""
+def check_attention_kwargs(names: Iterable[str], causal_block_frames: int | None) -> None:
+    """Refuse what diffusers' own pipelines pass on: it would be overwritten here, or ignored without a branch.
+
+    A causal model would see the future, which it never saw in training.
+    """
+    if causal_block_frames is not None and "sees" not in names:
+        got = f"a causal model of blocks of {causal_block_frames} latent frames"
+        fix = 'use pipe.stream, or merope generate, which streams; or pass attention_kwargs={"sees": …}'
+        raise invalid("the model of pipe(…)", "one that sees whole clips", got, fix)
     for name in ("cameras", "history"):
         if name in names:
             fix = f"pass {name}= to the pipeline, cameras those of every RGB frame"

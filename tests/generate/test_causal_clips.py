@@ -12,7 +12,10 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH, video
 from torch import Tensor
 
 from merope import formats
-from merope.adapters.attachment import load_branch
+from merope.adapters.attachment import detach, load_branch
+from merope.adapters.causal_wan import attach_causal
+from merope.attention.visible_cameras import Visibility
+from merope.bench.generated import generate_clips
 from merope.cli import main
 from merope.demo.drive import DemoConfig, generated, loaded
 from merope.formats.rig_file import write_rig
@@ -21,7 +24,7 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.causal_clips import held, streamed_clip
 from merope.geometry.cameras import Cameras
 from merope.geometry.rigs import ring
-from merope.world.commanded import WorldTest, clips_of_world
+from merope.world.commanded import FIRST_TEST_SEED, WorldTest, clips_of_world
 from tests.generate.generate_files import path_of
 
 BLOCK, LEVELS = 2, [1.0, 0.75]
@@ -119,3 +122,30 @@ def test_the_last_camera_is_held() -> None:
     cameras = Cameras(curved_drive(5), LENS)
     last = held(cameras, 3, 4)
     assert torch.equal(last.world_from_camera, cameras.world_from_camera[[3, 4, 4, 4]])
+
+
+@pytest.mark.parametrize("with_cameras", [True, False])
+def test_the_benchmark_streams_its_clips(files: Path, with_cameras: bool) -> None:
+    test = WorldTest(1, steps=len(LEVELS))
+    paths = {"original": CLIPS.path(FIRST_TEST_SEED)}
+    (clip,) = commanded = clips_of_world(paths, CLIPS, FIRST_TEST_SEED, torch.device("cpu"))
+    pipe = read(files)
+    if not with_cameras:
+        detach(pipe.transformer)
+    given, prefix = clip.cameras if with_cameras else None, CLIPS.prefix_frames
+    made = generate_clips(pipe, commanded, test, prefix, with_cameras)[clip.name]
+    options = {"guidance_scale": 1.0, "seed": clip.seed}
+    assert torch.equal(made, streamed_clip(pipe, CLIPS.frames, given, clip.true[:prefix], **options))
+    latents = generate_clips(pipe, commanded, test, prefix, with_cameras, "latent")[clip.name]
+    decoded = pipe.decode_latents(latents[None].float())[0].permute(1, 2, 3, 0)
+    assert (127.5 * (decoded + 1) - made).abs()[prefix:].mean() < 1.0  # latents are kept in float16
+
+
+def test_a_causal_model_is_not_shown_the_future(files: Path) -> None:
+    pipe, cameras = read(files), Cameras(curved_drive(9, step_m=0.4), LENS)
+    call = {"cameras": cameras, "height": HEIGHT, "width": WIDTH, "num_frames": 9, "guidance_scale": 1.0}
+    with pytest.raises(ValueError, match=r"one that sees whole clips, got a causal model of blocks of 2 latent frames"):
+        pipe(**call)
+    attach_causal(pipe.transformer)
+    sees = {"sees": Visibility.block_causal(3, block=BLOCK)}
+    assert pipe(**call, attention_kwargs=sees, num_inference_steps=1).frames.shape == (1, 9, HEIGHT, WIDTH, 3)
