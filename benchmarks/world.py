@@ -3,6 +3,9 @@
     python benchmarks/world.py --rows none gta merope --seeds 0 1 --minutes 9 --results benchmarks/results/world
     merope bench table benchmarks/results/world --out docs/world-benchmark.md
 
+    merope train configs/miniature/base.toml     # which all rows of the miniature begin with
+    python benchmarks/world.py --benchmark miniature --rows ucpe merope direction-phases --seeds 0 1 2
+
 Poses are recovered in other processes while the next row is trained. When the time is over the row in training writes a
 checkpoint, and the same command goes on from there; so it does after SIGTERM or Ctrl-C. Rows that are in the results
 folder already are left alone; tests that they lack (`--stretch`) are added if the weights are still there. Give a
@@ -19,17 +22,19 @@ from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "world"
-ROWS = sorted(file.stem for file in CONFIGS.glob("*.toml"))
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def main() -> None:
     """Make what is missing, in as many processes as wanted; each takes the next row that no other has."""
     parser = argparse.ArgumentParser(description="rows of the world benchmark")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}; default: all")
+    parser.add_argument(
+        "--benchmark", choices=("world", "miniature"), default="world", help="folder of configs (world)"
+    )
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="names of configs in that folder; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--minutes", type=float, default=9.0, help="after which training is stopped")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/world"))
+    parser.add_argument("--results", type=Path, help="(benchmarks/results/BENCHMARK)")
     parser.add_argument("--stretch", nargs="+", type=float, default=[], help="also test on paths so many times as long")
     parser.add_argument("--worlds", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=1, help="rows that are trained at the same time")
@@ -37,6 +42,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # a process that another one started
     options = parser.parse_args()
+    options.results = options.results or Path("benchmarks/results") / options.benchmark
     if options.at_once > 1 and not options.beside:
         run_beside(options.at_once, [sys.executable, *sys.argv, "--beside"])
         return
@@ -68,17 +74,22 @@ def run_beside(processes: int, command: list[str]) -> None:
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
     from merope.bench.generated import benchmark_tests
+    from merope.bench.groups import BENCHMARKS
     from merope.bench.result_files import is_scored
     from merope.bench.rows import Scorer, run_rows, scoring_pool, time_limit
     from merope.bench.scores import with_seed
-    from merope.bench.table import GROUPS
+    from merope.errors import invalid
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
-    names = options.rows or [row for rows in GROUPS.values() for row in rows]
+    every = [row for rows in BENCHMARKS[options.benchmark].values() for row in rows]
+    for row in options.rows or ():
+        if row not in every:
+            raise invalid("--rows", f"some of {', '.join(every)}", row, "name a row of the benchmark")
+    names = options.rows or every
     tests = benchmark_tests(options.worlds, options.stretch)
     changes = [*options.set, "run.keep_checkpoints=1"]
-    rows = [read_config(TrainConfig, CONFIGS / f"{name}.toml", changes) for name in names]
+    rows = [read_config(TrainConfig, CONFIGS / options.benchmark / f"{name}.toml", changes) for name in names]
     configs = [with_seed(config, seed) for seed in options.seeds for config in rows]
     with time_limit(60.0 * options.minutes) as is_over, scoring_pool(options.workers) as pool:
         scorer = Scorer(pool, options.results, options.at_once)

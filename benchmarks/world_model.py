@@ -34,17 +34,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from merope.bench.generated import about_videos, generate_clips, weights_digest
+from merope.bench.scores import COLMAP_ROWS
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.pictures import enlarged
 from merope.draw.progress import ProgressLine
-from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
-from merope.evaluate.metrics import pose_metrics
 from merope.evaluate.workers import worker_pool
-from merope.evaluate.world_scores import psnr_db, score_clip
+from merope.evaluate.world_scores import colmap_score, psnr_db, score_clip
 from merope.formats.video import as_bytes
 from merope.formats.writing import replace_text, replacing
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.geometry.lens_batches import resized
 from merope.train.provenance import commit, device_name
 from merope.world.clips import WorldClips
 from merope.world.clips_file import read_clips
@@ -52,7 +50,6 @@ from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, cl
 
 CPU = torch.device("cpu")
 FILE_BYTES = 15_000_000
-COLMAP_PX = 144
 KINDS = ("generated", "true", "vae")
 
 Row = dict[str, Any]
@@ -132,13 +129,10 @@ def model_of_process(folder: Path) -> CameraVideoPipeline:
 
 def stranger(video: Tensor, clip: CommandedClip) -> Row:  # uint8 [T, H, W, 3]
     """What COLMAP finds in a clip, given its lens and nothing else."""
-    shown = enlarged(video, COLMAP_PX)
-    lens = resized(clip.cameras.lens, shown.shape[2], shown.shape[1])
     began_s = time.perf_counter()
-    found = ColmapEstimator()(shown, lens)
-    errors = pose_metrics(clip.cameras.world_from_camera, found.world_from_camera, found.valid).as_dict()
-    took_s = round(time.perf_counter() - began_s, 1)
-    return {"registered": int(found.valid.sum()), "s": took_s} | {k: errors[k] for k in ("rot_deg", "tr_percent")}
+    found = colmap_score(clip, enlarged(video, COLMAP_ROWS))
+    registered = round((found.pop("percent") or 0.0) / 100.0 * len(video))
+    return {"registered": registered, "s": round(time.perf_counter() - began_s, 1)} | found
 
 
 @torch.no_grad()

@@ -12,8 +12,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from merope.bench.groups import WORLD
 from merope.bench.intervals import interval
-from merope.bench.table import COLUMNS, EVERY_CLIP, GROUPS, Row, read_rows
+from merope.bench.table import COLUMNS, EVERY_CLIP, Row, read_rows
 from merope.evaluate.summary import Interval
 
 MARKED = "merope"
@@ -32,7 +33,7 @@ def reach(values: list[Interval]) -> list[list[float]]:  # [2, rows], as matplot
 
 def draw_rows(rows: Mapping[str, Row], out: Path) -> None:
     """A dot and a bar per row and metric, in the order of the tables, MeRoPE marked."""
-    names = [name for group in GROUPS.values() for name in group if name in rows]
+    names = [name for group in WORLD.values() for name in group if name in rows]
     places = list(range(len(names)))[::-1]
     size = (10, 1.0 + 0.32 * len(names))
     figure, panels = plt.subplots(1, len(BETTER), figsize=size, sharey=True, constrained_layout=True)

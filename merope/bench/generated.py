@@ -1,4 +1,7 @@
-"""Videos of a row: the clips of a test, generated once from its trained weights and kept in its folder."""
+"""Videos of a row: the clips of a test, generated once from its trained weights and kept in its folder.
+
+Those of a model with a VAE are kept as latents, which are a fraction of the size.
+"""
 
 import hashlib
 import json
@@ -123,7 +126,8 @@ def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> 
     pipeline = load_trained(config, device)
     began_s = time.perf_counter()
     commanded = commanded_clips(test, clips, device)
-    videos = generate_clips(pipeline, commanded, test, config.objective.prefix_frames, config.branch != "none")
+    output: Literal["pt", "latent"] = "pt" if pipeline.vae is None else "latent"
+    videos = generate_clips(pipeline, commanded, test, config.objective.prefix_frames, config.branch != "none", output)
     seconds = f"{time.perf_counter() - began_s:.1f}"
     with replacing(file) as part:
         save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device)})

@@ -4,24 +4,39 @@ import hashlib
 import json
 import math
 import pickle
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from merope.bench.generated import about_videos, generated_file
 from merope.bench.result_files import SCORING
 from merope.evaluate.summary import summarise
-from merope.evaluate.world_scores import FLOOR_NOISE, FLOOR_STRETCH, FLOOR_YAW_RAD, Score, score_clip, score_floor
+from merope.evaluate.world_scores import (
+    FLOOR_NOISE,
+    FLOOR_STRETCH,
+    FLOOR_YAW_RAD,
+    Score,
+    colmap_score,
+    score_clip,
+    score_floor,
+)
+from merope.formats.video import as_bytes
+from merope.generate.frame_coding import VaeCoding
 from merope.geometry.lenses import Lens
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.world.clips import WorldClips
-from merope.world.commanded import MANOEUVRES, WorldTest, clips_of_world
+from merope.world.commanded import MANOEUVRES, CommandedClip, WorldTest, clips_of_world
 
+COLMAP_ROWS = 144
+"""Height from which on COLMAP finds the poses of true renders."""
 WIDE_DEG, FISHEYE_DEG, FISHEYE_XI = 90.0, 120.0, 0.5
 
 
@@ -34,21 +49,47 @@ class WorldJob:
     seed: int
     prefix_frames: int
     videos: Path | None  # generated.safetensors; None scores the floor
+    vae: Path | None = None  # what its latents are decoded with; None: it holds frames
 
 
 def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
     """One job per world: of a row's generated videos, or of the floor, which does not depend on the row."""
-    clips, prefix = world_clips(config), config.objective.prefix_frames
-    return [WorldJob(test, clips, seed, prefix, videos) for seed in test.seeds]
+    clips, prefix, vae = world_clips(config), config.objective.prefix_frames, config.run.out / "trained" / "vae"
+    decoder = vae if videos is not None and vae.is_dir() else None
+    return [WorldJob(test, clips, seed, prefix, videos, decoder) for seed in test.seeds]
 
 
 def score_world(job: WorldJob) -> bytes:
     """The scores of a job, pickled: tensors that processes share hold a file handle each, and a row has hundreds."""
     commanded = clips_of_world(job.test.paths(job.clips, job.seed), job.clips, job.seed, torch.device("cpu"))
     if job.videos is None:
-        return pickle.dumps([score_floor(clip, job.prefix_frames) for clip in commanded])
-    with safe_open(job.videos, "pt") as videos:
-        return pickle.dumps([score_clip(clip, videos.get_tensor(clip.name), job.prefix_frames) for clip in commanded])
+        floors = [score_floor(clip, job.prefix_frames) for clip in commanded]
+        return pickle.dumps([_by_both(floor, clip, clip.true) for floor, clip in zip(floors, commanded, strict=True)])
+    scores = []
+    for clip in commanded:
+        video = _video(job.videos, clip.name, job.vae)
+        scores.append(_by_both(score_clip(clip, video, job.prefix_frames), clip, video))
+    return pickle.dumps(scores)
+
+
+def _by_both(score: Score, clip: CommandedClip, video: Tensor) -> Score:  # uint8 [T, H, W, 3]
+    """The score with what COLMAP says of the video, where its frames are large enough for COLMAP."""
+    return replace(score, colmap=colmap_score(clip, video)) if video.shape[1] >= COLMAP_ROWS else score
+
+
+@torch.no_grad()
+def _video(file: Path, name: str, vae: Path | None) -> Tensor:  # uint8 [T, H, W, 3]
+    with safe_open(file, "pt") as videos:
+        kept: Tensor = videos.get_tensor(name)
+    if vae is None:
+        return kept
+    return as_bytes((_coding(vae).decode_latents(kept[None].float())[0].movedim(0, -1) + 1.0) / 2.0)
+
+
+@lru_cache(maxsize=1)
+def _coding(vae: Path) -> VaeCoding:
+    """One for all clips that a process scores."""
+    return VaeCoding(vae)
 
 
 def scores_of(worlds: Iterable[bytes]) -> list[Score]:
@@ -87,6 +128,9 @@ def lens_kind(lens: Lens) -> str:
 def _summary(scores: list[Score]) -> dict[str, Any]:
     summary = summarise([score.metrics for score in scores], [score.pairs for score in scores])
     plain = asdict(summary) | {"psnr_db": sum(score.psnr_db for score in scores) / len(scores)}
+    registered = [score.colmap["percent"] for score in scores if score.colmap is not None]
+    if registered:
+        plain["colmap_percent"] = statistics.mean(percent for percent in registered if percent is not None)
     return json.loads(json.dumps(plain), parse_constant=lambda _: None)
 
 

@@ -9,35 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from merope.bench.groups import WORLD, Groups
 from merope.bench.intervals import Grid, difference, grid, interval
 from merope.bench.result_files import Result, parts_of
 from merope.errors import invalid
 from merope.evaluate.summary import Interval
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Encodings (Table 1)": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
-    "Components (ablation)": (
-        "ablation-rotation-only",
-        "ablation-translation-only",
-        "ablation-disparity-only",
-        "ablation-rotation-translation",
-        "ablation-disparity-rotation",
-        "ablation-disparity-translation",
-    ),
-    "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
-    "Mixed lenses": (
-        "mixed-lenses-gta",
-        "mixed-lenses-prope",
-        "mixed-lenses-ucpe",
-        "mixed-lenses-raynova",
-        "mixed-lenses-merope",
-    ),
-    "Values turned or not": ("logits-only", "raynova-values"),
-    "Angular resolution": ("raynova-coarse", "fine-native", "direction-phases"),
-    "Four times as long": ("long-raynova", "long-merope"),
-    "Added to a trained model": ("after-none-gta", "after-none-raynova", "after-none-merope"),
-}
-"""Every row of configs/world, in the order in which they are to be measured."""
 
 COLUMNS = {
     "rot_deg": "rot °",
@@ -47,6 +23,8 @@ COLUMNS = {
     "auc_10": "AUC@10",
     "psnr_db": "PSNR dB",
 }
+STRANGERS = {"colmap_percent": "COLMAP registers %", "colmap_rot_deg": "COLMAP rot °"}
+"""Columns of rows whose frames are large enough for COLMAP."""
 EVERY_CLIP = ("auc_10", "psnr_db")
 """Metrics that every clip has, however badly it follows."""
 SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
@@ -99,6 +77,11 @@ class Row:
         """Clips with pose errors, of all clips of all seeds: what the errors are means of."""
         clips = self.grid("cammc", stretch)
         return f"{interval(clips).count}/{clips.values.size}"
+
+    @property
+    def is_seen_by_strangers(self) -> bool:
+        """Whether COLMAP was asked about its clips."""
+        return all("colmap_percent" in clip for result in self.seeds.values() for clip in result["clips"].values())
 
     @property
     def held_out_loss(self) -> float:
@@ -155,14 +138,14 @@ def _check_alike(row: Row) -> None:
             raise invalid(f"{key} of {row.name}", "the same for all seeds", "different ones", fix)
 
 
-def tables(rows: Mapping[str, Row], against: str = "merope") -> str:
+def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WORLD) -> str:
     """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured.
 
     All rows are compared with one row. A group that has its own (long-merope for merope) is compared with that.
     """
-    others = tuple(name for name in rows if not any(name in names for names in GROUPS.values()))
+    others = tuple(name for name in rows if not any(name in names for names in groups.values()))
     parts = [_about(rows)]
-    for title, names in (GROUPS | ({"Other rows": others} if others else {})).items():
+    for title, names in (groups | ({"Other rows": others} if others else {})).items():
         measured = [rows[name] for name in names if name in rows]
         missing = [name for name in names if name not in rows]
         parts.append(f"### {title}")
@@ -188,15 +171,21 @@ def _about(rows: Mapping[str, Row]) -> str:
         f"estimator on noisy true renders that stray from the command: rot {values['rot_deg']['mean']:.3f}°, metric tr "
         f"{values['metric_tr_percent']['mean']:.3f} %, CamMC {values['cammc']['mean']:.3f}, "
         f"{floor['failed_frames']} of {floor['frames']} frames lost."
+        + (
+            f" COLMAP registers {floor['colmap_percent']:.1f} % of the true frames."
+            if "colmap_percent" in floor
+            else ""
+        )
     )
 
 
 def group_table(rows: Sequence[Row], against: Row | None) -> str:
     """Rows with their numbers and, if there is one to compare with, how far they are from it."""
     title = [] if against is None else [f"{COLUMNS[metric]} − {against.name}" for metric in COMPARED]
-    lines = [["row", "seeds", "steps", "held-out loss", *COLUMNS.values(), "measured clips", "lost frames", *title]]
+    columns = COLUMNS | (STRANGERS if all(row.is_seen_by_strangers for row in rows) else {})
+    lines = [["row", "seeds", "steps", "held-out loss", *columns.values(), "measured clips", "lost frames", *title]]
     for row in rows:
-        numbers = [cell(interval(row.grid(metric))) for metric in COLUMNS]
+        numbers = [cell(interval(row.grid(metric))) for metric in columns]
         seeds = "one" if len(row.seeds) == 1 else str(len(row.seeds))
         loss = "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
         about = [_bold(row.name, row is against), seeds, f"{row.any_seed['steps']:,}", loss]

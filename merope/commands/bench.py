@@ -56,18 +56,21 @@ def add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, metavar="DIR", help="folder of merope bench world --results")
     parser.add_argument("--against", metavar="ROW", help="row that the others are compared with (merope)")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="file, or page with markers, that gets the tables")
+    listed = "whose rows are listed: those of configs/world or of configs/miniature (world)"
+    parser.add_argument("--benchmark", choices=("world", "miniature"), default="world", help=listed)
     parser.epilog = "e.g. merope bench table outputs/world --against merope"
     parser.set_defaults(run=_table)
 
 
 def _table(options: argparse.Namespace) -> int:
+    from merope.bench.groups import BENCHMARKS
     from merope.bench.table import read_rows, tables, write_tables
     from merope.errors import invalid
 
     rows, against = read_rows(options.results), options.against
     if against is not None and against not in rows:
         raise invalid("--against", f"a row of {options.results}", repr(against), f"it has {', '.join(rows)}")
-    text = tables(rows, against or "merope")
+    text = tables(rows, against or "merope", BENCHMARKS[options.benchmark])
     if options.out is None:
         print(text)
     else:

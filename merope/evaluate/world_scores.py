@@ -1,6 +1,7 @@
 """Scores of clips of the procedural world: poses in metres against the command, PSNR against what would be seen."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor
 
 from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
+from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
 from merope.evaluate.metrics import PoseMetrics, pose_metrics
 from merope.formats.video import as_bytes
 from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import resized
 from merope.geometry.trajectories import turn_by
 from merope.world.commanded import CommandedClip, stretched
 from merope.world.render import Render, render
@@ -30,6 +33,7 @@ class Score:
     psnr_db: float  # mean over generated frames
     recovered: Tensor  # [T, 4, 4]
     valid: Tensor  # bool [T], frames with a recovered pose
+    colmap: Mapping[str, float | None] | None = None  # what `colmap_score` says, if it was asked
 
     @property
     def name(self) -> str:
@@ -41,6 +45,7 @@ class Score:
         auc = {f"auc_{tau}": 100.0 * self.pairs.hits(tau) / (tau * chances) for tau in (3, 10)}
         plain = self.metrics.as_dict() | auc | {"psnr_db": self.psnr_db}
         lost = self.metrics.frames - self.metrics.valid_frames
+        plain |= {f"colmap_{name}": value for name, value in (self.colmap or {}).items()}
         return {"world": self.seed, "manoeuvre": self.manoeuvre, "failed_frames": lost} | plain
 
 
@@ -90,6 +95,18 @@ def _score(
         recovered=estimate.world_from_camera,
         valid=valid,
     )
+
+
+def colmap_score(clip: CommandedClip, video: Tensor) -> dict[str, float | None]:  # uint8 [T, H, W, 3]
+    """What COLMAP makes of a video, which knows its pictures and lens and nothing of the world.
+
+    percent: of all frames that it registers. Errors are those of its path, laid on the command by a similarity.
+    """
+    found = ColmapEstimator()(video, resized(clip.cameras.lens, video.shape[2], video.shape[1]))
+    errors = pose_metrics(clip.cameras.world_from_camera, found.world_from_camera, found.valid)
+    known = {name: getattr(errors, name) for name in ("rot_deg", "tr_percent")}
+    registered = {"percent": 100.0 * float(found.valid.float().mean())}
+    return registered | {name: None if math.isnan(value) else value for name, value in known.items()}
 
 
 def psnr_db(video: Tensor, true: Tensor) -> float:  # uint8 [T, H, W, 3] twice

@@ -1,9 +1,11 @@
 """Between RGB frames and the normalised latents that a transformer works on, for whole clips and for blocks."""
 
 from collections.abc import Callable
+from os import PathLike
 from typing import Any
 
 import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.utils.torch_utils import get_module_execution_device
 from torch import Tensor
 
@@ -85,3 +87,10 @@ class FrameCoding:
     def _latent_statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:  # each [1, C, 1, 1, 1]
         mean, std = (like.new_tensor(values) for values in (self.vae.config.latents_mean, self.vae.config.latents_std))
         return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
+
+
+class VaeCoding(FrameCoding):
+    """The VAE of a folder without a pipeline, in float32 on the CPU."""
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        self.vae = AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32).eval()

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from merope.bench.groups import BENCHMARKS
 from merope.bench.intervals import RESAMPLES, Grid, difference, interval
-from merope.bench.table import BEGIN, END, GROUPS, Row, read_rows, tables, verdict, write_tables
+from merope.bench.table import BEGIN, END, Row, read_rows, tables, verdict, write_tables
 from merope.cli import main
 from merope.commands.bench import add_bench
 from merope.evaluate.summary import Interval
 from tests.bench.made_up_results import write_result
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "world"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def made_up_grid(seeds: int, worlds: int, dice: int, spread: float = 1.0) -> Grid:
@@ -283,10 +284,26 @@ def test_rows_of_another_start_are_compared_among_themselves(tmp_path: Path) -> 
     assert "MeRoPE lower" in together
 
 
-def test_the_list_of_rows_is_that_of_the_configs() -> None:
-    listed = [row for rows in GROUPS.values() for row in rows]
+@pytest.mark.parametrize(("benchmark", "others"), [("world", set()), ("miniature", {"base"})])
+def test_the_list_of_rows_is_that_of_the_configs(benchmark: str, others: set[str]) -> None:
+    listed = [row for rows in BENCHMARKS[benchmark].values() for row in rows]
     assert len(set(listed)) == len(listed)
-    assert set(listed) == {file.stem for file in CONFIGS.glob("*.toml")}
+    assert set(listed) == {file.stem for file in (CONFIGS / benchmark).glob("*.toml")} - others
+
+
+def test_what_colmap_says_has_columns_where_it_was_asked(tmp_path: Path) -> None:
+    for name in ("merope", "gta"):
+        result = write_result(tmp_path, name, 0, 1.0)
+        for clip in result["clips"].values():
+            clip |= {"colmap_percent": 75.0, "colmap_rot_deg": None, "colmap_tr_percent": None}
+        result["rows"]["floor"]["all"] |= {"colmap_percent": 99.5}
+        (tmp_path / f"{name}-seed0.json").write_text(json.dumps(result))
+    text = tables(read_rows(tmp_path), groups=BENCHMARKS["miniature"])
+    assert "COLMAP registers 99.5 % of the true frames." in text
+    assert "| COLMAP registers % | COLMAP rot ° | measured clips |" in text
+    assert "| 75.00 [75.00, 75.00] | – |" in text
+    write_result(tmp_path, "gta", 0, 1.0)
+    assert "COLMAP registers % |" not in tables(read_rows(tmp_path)).partition("Mixed lenses")[0]
 
 
 def test_tables_go_between_the_markers_of_a_page(tmp_path: Path) -> None:
@@ -317,8 +334,8 @@ def test_the_command_prints_or_writes_tables(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_page_shows_what_the_results_say() -> None:
-    shown = (CONFIGS.parents[1] / "docs" / "world-benchmark.md").read_text().split(BEGIN)[1].split(END)[0]
-    assert shown.strip() == tables(read_rows(CONFIGS.parents[1] / "benchmarks" / "results" / "world")).strip()
+    shown = (CONFIGS.parent / "docs" / "world-benchmark.md").read_text().split(BEGIN)[1].split(END)[0]
+    assert shown.strip() == tables(read_rows(CONFIGS.parent / "benchmarks" / "results" / "world")).strip()
 
 
 def test_a_row_to_compare_with_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,57 @@
+"""The rows of both benchmarks in the order in which they are to be measured, and the titles of their tables."""
+
+Groups = dict[str, tuple[str, ...]]
+
+WORLD: Groups = {
+    "Encodings (Table 1)": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
+    "Components (ablation)": (
+        "ablation-rotation-only",
+        "ablation-translation-only",
+        "ablation-disparity-only",
+        "ablation-rotation-translation",
+        "ablation-disparity-rotation",
+        "ablation-disparity-translation",
+    ),
+    "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
+    "Mixed lenses": (
+        "mixed-lenses-gta",
+        "mixed-lenses-prope",
+        "mixed-lenses-ucpe",
+        "mixed-lenses-raynova",
+        "mixed-lenses-merope",
+    ),
+    "Values turned or not": ("logits-only", "raynova-values"),
+    "Angular resolution": ("raynova-coarse", "fine-native", "direction-phases"),
+    "Four times as long": ("long-raynova", "long-merope"),
+    "Added to a trained model": ("after-none-gta", "after-none-raynova", "after-none-merope"),
+}
+"""Every row of configs/world."""
+
+MINIATURE: Groups = {
+    "Encodings (Table 1)": (
+        *("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
+        "direction-phases",
+    ),
+    "The branch alone is trained": (
+        *("branch-gta", "branch-ucpe", "branch-raynova", "branch-merope", "branch-direction-phases"),
+    ),
+    "Raw metres": ("gta-raw", "ucpe-raw"),
+    "Components (ablation)": (
+        "ablation-rotation-only",
+        "ablation-translation-only",
+        "ablation-disparity-only",
+        "ablation-rotation-translation",
+        "ablation-disparity-rotation",
+        "ablation-disparity-translation",
+    ),
+    "Anchor frames, frequencies, injection": (
+        *("transport", "single-frequency", "every-block", "peak-blocks", "rerope"),
+    ),
+    "Mixed lenses": (
+        *("mixed-lenses-ucpe", "mixed-lenses-raynova", "mixed-lenses-merope", "mixed-lenses-direction-phases"),
+    ),
+}
+"""Every row of configs/miniature, but base.toml, which all of them begin with."""
+
+BENCHMARKS: dict[str, Groups] = {"world": WORLD, "miniature": MINIATURE}
+"""By the folder of their configs."""

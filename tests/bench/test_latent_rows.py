@@ -1,0 +1,84 @@
+"""Rows of a model with a VAE: kept as latents, decoded where they are scored, and shown to COLMAP."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_pipelines import miniature_vae
+
+from merope.bench import scores
+from merope.bench.generated import generated_file, load_trained
+from merope.bench.groups import MINIATURE
+from merope.bench.rows import InThisProcess, Scorer, run_rows
+from merope.bench.scores import COLMAP_ROWS, with_seed
+from merope.evaluate.world_scores import psnr_db
+from merope.formats.video import as_bytes
+from merope.train.build import world_clips
+from merope.train.config import TrainConfig
+from merope.train.toml_config import read_config
+from merope.world.commanded import FIRST_TEST_SEED, WorldTest, clips_of_world
+from tests.train.tiny_runs import tiny_config
+
+CPU = torch.device("cpu")
+CONFIGS = Path(__file__).parents[2] / "configs" / "miniature"
+TEST = WorldTest(worlds=1, steps=1)
+
+
+def latent_config(folder: Path, *changes: str) -> TrainConfig:
+    """Two given latent frames and one that is generated."""
+    miniature_vae().save_pretrained(folder / "vae")
+    sizes = ["model.architecture.in_channels=4", "model.architecture.out_channels=4"]
+    clips = [
+        "data.frames=9",
+        "data.height=32",
+        "data.width=64",
+        "data.frame_rate_hz=16.0",
+        "data.worlds=8",
+        "data.first_worlds=8",
+    ]
+    patches = "model.architecture.patch_size=[1,2,2]"
+    given = ["objective.prefix_frames=5", "run.steps=1", f"model.vae={folder / 'vae'}", patches]
+    return with_seed(tiny_config(folder / "row", *sizes, *clips, *given, *changes), 0)
+
+
+def test_a_row_of_latents_is_scored_by_both_estimators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "COLMAP_ROWS", 32)
+    config = latent_config(tmp_path)
+    scorer = Scorer(InThisProcess(), tmp_path / "results")
+    assert run_rows([config], [TEST], scorer)
+    kept = load_file(generated_file(config, TEST))
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float16}
+    (result,) = scorer.written
+    assert result == json.loads((tmp_path / "results" / "row-seed0.json").read_text())
+    pipe, clips = load_trained(config, CPU), world_clips(config)
+    for clip in clips_of_world(TEST.paths(clips, FIRST_TEST_SEED), clips, FIRST_TEST_SEED, CPU):
+        assert kept[clip.name].shape == (4, 3, 4, 8)
+        decoded = pipe.decode_latents(kept[clip.name][None].float())[0]
+        video = as_bytes((decoded.movedim(0, -1) + 1) / 2)
+        said = result["clips"][clip.name]
+        assert said["psnr_db"] == pytest.approx(psnr_db(video[5:], clip.true[5:]), abs=1e-3)
+        assert 0.0 <= said["colmap_percent"] <= 100.0
+        assert {"colmap_rot_deg", "colmap_tr_percent"} <= set(said)
+    assert 0.0 <= result["rows"]["floor"]["all"]["colmap_percent"] <= 100.0
+
+
+@pytest.mark.parametrize("row", [row for rows in MINIATURE.values() for row in rows])
+def test_rows_of_the_miniature_differ_in_their_cameras_alone(row: str) -> None:
+    config, merope = (read_config(TrainConfig, CONFIGS / f"{name}.toml", []) for name in (row, "merope"))
+    assert config.run.out == Path("outputs/miniature-rows") / row
+    assert config.model.pretrained == "outputs/miniature-rows/base/trained"
+    assert (config.run.steps, config.run.batch_size) == (merope.run.steps, merope.run.batch_size)
+    assert (config.objective, config.optimiser) == (merope.objective, merope.optimiser)
+    assert config.data.height >= COLMAP_ROWS
+    if "mixed-lenses" not in row:
+        assert config.data == merope.data
+
+
+def test_the_base_of_the_miniature_knows_no_cameras() -> None:
+    base, row = (read_config(TrainConfig, CONFIGS / f"{name}.toml", []) for name in ("base", "merope"))
+    assert base.branch == "none"
+    assert str(base.run.out / "trained") == row.model.pretrained
+    assert base.model.vae is not None
+    assert (CONFIGS.parents[1] / base.model.vae / "config.json").is_file()
