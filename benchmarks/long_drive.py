@@ -40,7 +40,7 @@ from merope.errors import invalid
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
 from merope.evaluate.metrics import pose_metrics
-from merope.evaluate.workers import worker_pool
+from merope.evaluate.workers import pool_or_this_process
 from merope.evaluate.world_scores import frame_psnr_db
 from merope.formats.video import as_bytes
 from merope.formats.writing import replace_text, replacing
@@ -329,19 +329,13 @@ def summary(trial: Trial, seed: int, setting: Setting) -> Row:
 
 
 def run_all(title: str, job: Any, calls: Sequence[tuple[Any, ...]], workers: int) -> list[Any]:
-    """The results of a job for every call, in order, by some processes; one alone is this one."""
-    progress, results = ProgressLine(title, len(calls), "parts"), dict[int, Any]()
-    if workers == 1:
-        for number, call in enumerate(calls):
-            results[number] = job(*call)
-            progress.show(len(results))
-    else:
-        with worker_pool(workers) as pool:
-            waiting = {pool.submit(job, *call): number for number, call in enumerate(calls)}
-            for future in as_completed(waiting):
-                results[waiting[future]] = future.result()
-                progress.show(len(results))
-    return [results[number] for number in range(len(calls))]
+    """The results of a job for every call, in order, by some processes."""
+    progress = ProgressLine(title, len(calls), "parts")
+    with pool_or_this_process(workers) as pool:
+        waiting = [pool.submit(job, *call) for call in calls]
+        for done, _ in enumerate(as_completed(waiting), start=1):
+            progress.show(done)
+    return [future.result() for future in waiting]
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from merope.bench.scores import COLMAP_ROWS
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.pictures import enlarged
 from merope.draw.progress import ProgressLine
-from merope.evaluate.workers import worker_pool
+from merope.evaluate.workers import pool_or_this_process
 from merope.evaluate.world_scores import colmap_score, psnr_db, score_clip
 from merope.formats.video import as_bytes
 from merope.formats.writing import replace_text, replacing
@@ -179,7 +179,7 @@ def score(trial: Trial, kinds: Sequence[str], workers: int) -> list[Row]:
         jobs |= {seed: missing} if missing else {}
     kept.parent.mkdir(parents=True, exist_ok=True)
     progress, count = ProgressLine("scoring", len(jobs), "worlds"), 0
-    with worker_pool(workers) as pool, kept.open("a") as stream:
+    with pool_or_this_process(workers) as pool, kept.open("a") as stream:
         waiting = [pool.submit(measured_world, trial, files.get(seed), seed, jobs[seed]) for seed in jobs]
         for count, finished in enumerate(as_completed(waiting), start=1):
             for row in finished.result():

@@ -32,7 +32,7 @@ from merope.bench.result_files import (
 from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
-from merope.evaluate.workers import leave_with_parent
+from merope.evaluate.workers import InThisProcess, leave_with_parent
 from merope.formats.writing import replace_text
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
@@ -258,15 +258,6 @@ def time_limit(seconds: float) -> Iterator[Callable[[], bool]]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class InThisProcess(Executor):
-    """Does each job when it is given."""
-
-    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(call(*arguments, **named))
-        return future
 
 
 class _Workers(ProcessPoolExecutor):

@@ -4,10 +4,26 @@ import multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import connection
+from typing import Any
 
 import torch
+
+
+class InThisProcess(Executor):
+    """Does each job when it is given."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(call(*arguments, **named))
+        return future
+
+
+def pool_or_this_process(workers: int) -> Executor:
+    """One worker is this process, which has read everything already."""
+    return worker_pool(workers) if workers > 1 else InThisProcess()
 
 
 def worker_pool(workers: int) -> ProcessPoolExecutor:

@@ -11,8 +11,9 @@ from tiny_pipelines import miniature_vae
 from merope.bench import scores
 from merope.bench.generated import generated_file, load_trained
 from merope.bench.groups import MINIATURE
-from merope.bench.rows import InThisProcess, Scorer, run_rows
+from merope.bench.rows import Scorer, run_rows
 from merope.bench.scores import COLMAP_ROWS, with_seed
+from merope.evaluate.workers import InThisProcess
 from merope.evaluate.world_scores import psnr_db
 from merope.formats.video import as_bytes
 from merope.train.build import world_clips

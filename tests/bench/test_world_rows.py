@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save_file
 from merope.bench import rows
 from merope.bench.generated import generate_row, generated_file
 from merope.bench.result_files import is_scored
-from merope.bench.rows import InThisProcess, Scorer, run_rows, scoring_pool, time_limit, train_row
+from merope.bench.rows import Scorer, run_rows, scoring_pool, time_limit, train_row
 from merope.bench.scores import floor_file, with_seed
 from merope.bench.table import Row, group_table, read_rows, tables
+from merope.evaluate.workers import InThisProcess
 from merope.train import provenance as source
 from merope.train.build import world_clips
 from merope.train.checkpoint import complete
