@@ -159,6 +159,7 @@ def test_the_three_clips_of_a_world_start_from_one_noise_and_worlds_from_others(
 
     class Pipeline:
         transformer = SimpleNamespace(device=CPU)
+        causal_block_frames = None
 
         def set_progress_bar_config(self, **_: object) -> None: ...
 
