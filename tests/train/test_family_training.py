@@ -8,7 +8,7 @@ import diffusers
 import pytest
 import torch
 from adapters.family_models import CASES
-from family_folders import FOLDERS, write_folder
+from family_folders import TRAINABLE, write_folder
 from safetensors.torch import load_file
 
 import merope
@@ -29,7 +29,7 @@ FRAMES = {"ltx": 9, "cog_15": 9}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("families")
-    return {name: write_folder(root, name) for name in FOLDERS}
+    return {name: write_folder(root, name) for name in TRAINABLE}
 
 
 def config_of(files: Path, folder: Path, out: Path, *changes: str) -> TrainConfig:
@@ -48,7 +48,7 @@ def branches(out: Path) -> dict[str, torch.Tensor]:
     return {f"{file.parent.name}.{name}": value for file in found for name, value in load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_three_steps_and_going_on_change_nothing(
     name: str, folders: dict[str, Path], tiny_files: Path, tmp_path: Path
 ) -> None:

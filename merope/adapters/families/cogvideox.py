@@ -23,6 +23,14 @@ class CogVideoXFamily(Family):
         latents: Tensor = arguments["hidden_states"]  # [B, T, channels, H, W]
         return latents.transpose(1, 2)
 
+    def check_clip(self, config: Mapping[str, Any], frames: int, size: tuple[int, int]) -> None:
+        """Learned positions (5B image to video, 1.0) are those of one size and length."""
+        learned = (config["sample_frames"], (config["sample_height"], config["sample_width"]))
+        if config["use_learned_positional_embeddings"] and (frames, size) != learned:
+            expected = f"{learned[0]} frames of {learned[1]} latent rows and columns, whose positions it has learned"
+            got = f"{frames} frames of {size}"
+            raise invalid("the clip", expected, got, "pass --frames and --size for these; a latent one has 8 pixels")
+
     def vae_strides(self, vae: Any) -> tuple[int, int]:
         return int(vae.config.temporal_compression_ratio), 2 ** (len(vae.config.block_out_channels) - 1)
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
 from torch import Tensor
 
 from merope.adapters.families.facts import Family
-from merope.adapters.families.text_rows import masked_rows, text_and_mask
+from merope.adapters.families.text_rows import masked_rows, one_empty_row, text_and_mask
 
 GUIDANCE = 6.0
 """That models of embedded guidance are told while they learn; the default of their pipeline."""
@@ -33,7 +34,7 @@ class HunyuanVideoFamily(Family):
         return torch.cat((masked_rows(embeddings[0], mask[0], width), vector.to(embeddings)))
 
     def no_text(self, config: Mapping[str, Any]) -> Tensor:  # [L + 1, D + 1]
-        return torch.zeros(2, max(config["text_embed_dim"], config["pooled_projection_dim"]) + 1)
+        return one_empty_row(torch.zeros(2, max(config["text_embed_dim"], config["pooled_projection_dim"]) + 1))
 
     def text_inputs(self, config: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:  # [B, L + 1, D + 1]
         text, mask = text_and_mask(rows[:, :-1], config["text_embed_dim"])
@@ -52,6 +53,12 @@ class HunyuanVideoFamily(Family):
 class HunyuanVideo15Family(Family):
     """Two texts with masks. Latents come with those of an image and a mask of it, zeros without one."""
 
+    def made_size(self, config: Mapping[str, Any], pixels: int, height: int, width: int) -> tuple[int, int]:
+        """The nearest shape of about as many pixels as the model was trained with."""
+        sizes = HunyuanVideo15ImageProcessor(vae_scale_factor=pixels)
+        made: tuple[int, int] = sizes.calculate_default_height_width(height, width, config["target_size"])
+        return made
+
     def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
         """Its guidance is a component of the pipeline."""
         pipe.guider = pipe.guider.new(guidance_scale=scale)
@@ -64,7 +71,8 @@ class HunyuanVideo15Family(Family):
         return torch.cat((masked_rows(first[0], mask[0], width), masked_rows(second[0], second_mask[0], width)))
 
     def no_text(self, config: Mapping[str, Any]) -> Tensor:  # [L, D + 1]
-        return torch.zeros(1 + GLYPH_ROWS, max(config["text_embed_dim"], config["text_embed_2_dim"]) + 1)
+        width = max(config["text_embed_dim"], config["text_embed_2_dim"]) + 1
+        return one_empty_row(torch.zeros(1 + GLYPH_ROWS, width))
 
     def text_inputs(self, config: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:  # [B, L, D + 1]
         text, mask = text_and_mask(rows[:, :-GLYPH_ROWS], config["text_embed_dim"])
