@@ -99,9 +99,9 @@ def check_model_weights(outline: ModelOutline) -> None:
     for name, folder in sorted(outline.folders.items()):
         if name.startswith(HEAVY) or (folder / "config.json").is_file():
             check_weights(folder)
-    made: dict[str, nn.Module] = (
-        outline.transformers if outline.vae is None else {**outline.transformers, "vae": outline.vae}
-    )
+    made: dict[str, nn.Module] = dict(outline.transformers)
+    if outline.vae is not None:
+        made["vae"] = outline.vae
     for name, part in made.items():
         if name in outline.folders:
             check_sizes(outline.folders[name], part)
