@@ -170,6 +170,10 @@ def own_frames(
         elif prefix is not None:
             call |= around.enter_context(clean_prefix(video, video.encode_frames(prefix[None])))
         frames = torch.as_tensor(pipe(**call).frames[0])
+    made, asked = tuple(frames.shape[:3]), (config.frames, config.height, config.width)
+    if made != asked:
+        fix = "run it inside of merope.cameras, and give its frames the cameras that they have"
+        raise invalid(f"the clip of {type(pipe).__name__}", f"of frames, height and width {asked}", made, fix)
     return as_bytes(frames.float()).cpu()
 
 

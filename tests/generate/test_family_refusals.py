@@ -110,6 +110,11 @@ def test_animate_is_refused_with_its_reason(files: Path, tmp_path: Path, capsys:
         ),
         ("cosmos_25", changed("model_index.json", safety_checker=[None, None]), "pip install cosmos_guardrail"),
         (
+            "hunyuan",
+            changed("transformer/config.json", image_condition_type="latent_concat"),
+            'whose pipeline returns the first four frames, too, got "latent_concat"',
+        ),
+        (
             "cosmos_2",
             changed("model_index.json", _class_name="Cosmos2TextToImagePipeline"),
             "Cosmos2TextToImagePipeline must be one that makes videos .*, got one without num_frames",

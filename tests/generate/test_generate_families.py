@@ -101,6 +101,17 @@ def test_a_clip_begins_with_the_frames_that_are_given(
     assert not torch.equal(written["day"], written["night"])
 
 
+def test_a_pipeline_that_makes_other_frames_is_an_error(
+    files: Path, folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their cameras would be those of others."""
+    decode = diffusers.CogVideoXPipeline.decode_latents
+    monkeypatch.setattr(diffusers.CogVideoXPipeline, "decode_latents", lambda *given: decode(*given)[:, :, 4:])
+    assert main(command(files, folders, "cog", tmp_path / "clip.mp4")) == 2
+    assert "frames, height and width (9, 32, 64), got (5, 32, 64)" in capsys.readouterr().err
+    assert not (tmp_path / "clip.mp4").exists()
+
+
 def test_a_long_clip_of_diffusion_forcing_is_one_part(
     files: Path, folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from merope.adapters.families.facts import Family
 from merope.adapters.families.text_rows import masked_rows, one_empty_row, text_and_mask
+from merope.errors import invalid
 
 GUIDANCE = 6.0
 """That models of embedded guidance are told while they learn; the default of their pipeline."""
+
+EARLIER_IMAGES = "latent_concat"
+"""How the first models of images are given theirs."""
 
 GLYPH_ROWS = 256
 """Of the second text of 1.5, which spells what is written in quotation marks."""
@@ -40,6 +44,13 @@ class HunyuanVideoFamily(Family):
         text, mask = text_and_mask(rows[:, :-1], config["text_embed_dim"])
         pooled = rows[:, -1, : config["pooled_projection_dim"]]
         return {"encoder_hidden_states": text, "encoder_attention_mask": mask, "pooled_projections": pooled}
+
+    def check_clip(self, config: Mapping[str, Any], frames: int, size: tuple[int, int]) -> None:
+        """The first models of images make four frames that their pipeline cuts off: cameras would come too early."""
+        if config["image_condition_type"] == EARLIER_IMAGES:
+            fix = 'use a later one ("token_replace"), or run its own pipeline inside of merope.cameras'
+            expected = "a model whose pipeline returns the first four frames, too"
+            raise invalid("transformer.image_condition_type", expected, f'"{EARLIER_IMAGES}"', fix)
 
     def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
         """By a second pass; `guidance_scale` is an input of the transformer."""
