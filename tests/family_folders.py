@@ -24,7 +24,11 @@ from transformers import (
     CLIPImageProcessor,
     CLIPTextConfig,
     CLIPTextModel,
+    CLIPVisionConfig,
     CLIPVisionModelWithProjection,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Qwen2_5_VLTextConfig,
     Qwen2_5_VLTextModel,
     SiglipImageProcessor,
@@ -161,6 +165,27 @@ def cog_i2v() -> Any:
     return diffusers.CogVideoXImageToVideoPipeline(*parts)
 
 
+def hunyuan_i2v() -> Any:
+    """Its language model sees the image, in 576 tokens."""
+    tokenizer, _ = tiny_text()
+    words = ["<image>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": words})
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    text = LlamaConfig(vocab_size=16, num_hidden_layers=3, num_key_value_heads=1, **sizes, **ids)
+    eye = CLIPVisionConfig(image_size=48, patch_size=2, num_hidden_layers=2, **sizes)
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    llava = LlavaConfig(text_config=text, vision_config=eye, image_token_index=image, pad_token_id=0)
+    parts = {
+        "text_encoder": LlavaForConditionalGeneration(llava).eval(),
+        "tokenizer": tokenizer,
+        "transformer": model("hunyuan_video", image_condition_type="token_replace"),
+        "image_processor": CLIPImageProcessor(size=48, crop_size=48),
+    }
+    return diffusers.HunyuanVideoImageToVideoPipeline(**{**hunyuan().components, **parts})
+
+
 def hunyuan_15_i2v() -> Any:
     """Its pipeline chooses among sizes with about as many pixels as a square of `target_size`."""
     parts = hunyuan_15().components
@@ -229,7 +254,7 @@ OF_TEXT = {build.__name__: build for build in (skyreels_df, vace, ltx_2, cosmos_
 OF_FRAMES = {
     build.__name__: build
     for build in (
-        *(i2v, a14b_i2v, skyreels_i2v, cog_i2v, hunyuan_15_i2v, kandinsky_i2v),
+        *(i2v, a14b_i2v, skyreels_i2v, cog_i2v, hunyuan_i2v, hunyuan_15_i2v, kandinsky_i2v),
         *(cosmos_1_video, cosmos_2),
     )
 }
