@@ -241,8 +241,9 @@ def _check_blocks(transformer: ModelMixin, branch: CameraBranch) -> None:
             fix = "call transformer.set_attn_processor with diffusers' own processor first"
             raise invalid(f"processor of block {index}", "one without weights", type(found).__name__, fix)
         if getattr(found, "_parallel_config", None) is not None:
-            fix = "shard samples instead"
-            raise invalid("transformer", "without context parallelism", f"block {index} with it", fix)
+            expected = f"without context parallelism for {branch.family.models} with a camera branch"
+            fix = "shard samples instead: plans are not split over ranks"
+            raise invalid("transformer", expected, f"block {index} with it", fix)
         if any(_has_offload_hook(layer) for layer in getattr(attn, branch.family.query).modules()):
             fix = "attach or load the branch first, then call enable_sequential_cpu_offload or enable_group_offload"
             raise invalid("transformer", "one whose layers are not offloaded yet", f"block {index} offloaded", fix)

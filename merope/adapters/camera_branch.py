@@ -88,6 +88,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         self.camera_blocks = nn.ModuleDict({str(index): build() for index in indices})
         for index, processor in self.processors().items():
             processor.layer = f"camera.{index}"
+            processor.reason = f"for {self.family.models} with a camera branch"
 
     def _check_supported(self, integration: Integration, history: HistoryPath | None) -> None:
         """Refuse what the base model's attention does not take."""

@@ -9,6 +9,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import nn
 
 from merope.adapters.camera_branch import CameraBranch
+from merope.errors import invalid
 
 TRANSFORMERS = ("transformer", "transformer_2")
 """Components of pipelines that denoise. Wan2.2 A14B has an expert for early steps and one for late ones."""
@@ -29,7 +30,11 @@ class PipelineBranches(nn.ModuleDict):
 def transformers_of(pipeline: DiffusionPipeline) -> dict[str, ModelMixin]:
     """The transformers of a pipeline by name."""
     parts = {name: getattr(pipeline, name, None) for name in TRANSFORMERS}
-    return {name: part for name, part in parts.items() if part is not None}
+    found = {name: part for name, part in parts.items() if part is not None}
+    if not found:
+        fix = "load the pipeline with its transformer; docs/bases.md lists the models that take a camera branch"
+        raise invalid("pipeline", "one with a transformer", type(pipeline).__name__, fix)
+    return found
 
 
 def branch_folder(

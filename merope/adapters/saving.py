@@ -49,7 +49,8 @@ def check_base(config: Mapping[str, Any], transformer: ModelMixin) -> None:
         raise invalid("config.json", "that of a camera branch", f"one of {config.get('_class_name')}", fix)
     family, made_for_family = family_of(transformer), family_of_base(config["base"])
     here = base_fields(transformer)
-    differences = [f"a {made_for_family.transformer} there, a {family.transformer} here"] * (family != made_for_family)
+    fits = family.takes_branches_of(made_for_family)
+    differences = [] if fits else [f"a {made_for_family.transformer} there, a {family.transformer} here"]
     differences += [
         f"{name} {made_for} there, {here.get(name)} here"
         for name, made_for in config["base"].items()

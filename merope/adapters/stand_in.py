@@ -1,6 +1,6 @@
 """A processor of diffusers that stands in the place of a model's own."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from merope.errors import invalid
 
@@ -9,8 +9,8 @@ class StandIn:
     """Hands diffusers' choice of a backend on to the processor behind it (`base`). It cannot be split over ranks."""
 
     base: Any
-    reason: ClassVar[str]  # why it is here
-    way_back: ClassVar[str]  # to the model's own processor
+    reason: str  # why it is here
+    way_back: str  # to the model's own processor
 
     @property
     def _attention_backend(self) -> Any:
@@ -22,7 +22,7 @@ class StandIn:
 
     @property
     def _parallel_config(self) -> Any:
-        return self.base._parallel_config
+        return getattr(self.base, "_parallel_config", None)  # some models' own ones do not know of it
 
     @_parallel_config.setter
     def _parallel_config(self, config: Any) -> None:

@@ -38,7 +38,7 @@ from merope.formats.video import as_bytes, write_animation, write_image, write_v
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.causal_clips import streamed_clip
 from merope.generate.conditions import check_prefix_count
-from merope.generate.preflight import check_branch, no_loading_bars, outline_model
+from merope.generate.preflight import check_branch, check_model_weights, no_loading_bars, outline_model
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
 from merope.world.clips_file import CLIPS_FILE, EXAMPLE, read_clips
 from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
@@ -178,6 +178,7 @@ def _check_model(folder: Path, clips: WorldClips) -> None:
     outline.strides.check(clips.height, clips.width, clips.frames)
     check_prefix_count(clips.prefix_frames, outline.strides, clips.frames)
     check_branch(str(folder.absolute() / "branch"), outline, clips.cameras([0]))
+    check_model_weights(outline)
 
 
 def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:

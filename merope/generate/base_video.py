@@ -10,8 +10,7 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor
 
-from merope.adapters.families import family_of
-from merope.adapters.families.wan_family import WAN
+from merope.adapters.families import family_named, family_of
 from merope.adapters.pipeline_branches import transformers_of
 from merope.generate.frame_coding import FrameCoding
 from merope.generate.strides import VideoStrides
@@ -21,9 +20,11 @@ def has_own_pipeline(
     index: Mapping[str, Any],  # a model_index.json
 ) -> bool:
     """Whether a model runs in its own pipeline, not in `CameraVideoPipeline`."""
-    is_wan = (index.get("transformer") or (None, WAN.transformer))[1] == WAN.transformer
+    if not index.get("transformer"):
+        return False  # and is refused there
     has_two = bool((index.get("transformer_2") or (None,))[0])
-    return not is_wan or has_two or str(index.get("_class_name")).endswith("ImageToVideoPipeline")
+    is_of_images = str(index.get("_class_name")).endswith("ImageToVideoPipeline")
+    return has_two or is_of_images or not family_named(str(index["transformer"][1])).in_camera_video
 
 
 class BaseVideo(FrameCoding):

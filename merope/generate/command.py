@@ -73,18 +73,22 @@ def check_machine(config: GenerateConfig) -> None:
 
 def checked_model(config: GenerateConfig, path: Trajectory, own_pipeline: bool = False) -> "ModelOutline":
     """Everything that the model's small files can tell; whether others than `CameraVideoPipeline` will do."""
-    from merope.generate.preflight import check_branch, outline_model
+    from merope.generate.preflight import check_branch, check_model_weights, outline_model
 
     warn_of_idle_weights(config.model, config.branch, config.transformer)
     outline = outline_model(config.model, config.transformer, own_pipeline)
-    outline.strides.check(config.height, config.width, config.frames, "--frames")
-    if config.has_branch:
-        check_branch(config.branch, outline, clip_cameras(config, path))
-    _check_text(config, outline.has_text)
     if outline.pipeline is not None:
         from merope.generate.own_pipeline import check_start
 
+        check_one_view(config)
         check_start(config, outline)
+    outline.strides.check(config.height, config.width, config.frames, "--frames")
+    size = outline.strides.latent_size(config.height, config.width)
+    outline.family.check_clip(outline.transformer.config, config.frames, size)
+    if config.has_branch:
+        check_branch(config.branch, outline, clip_cameras(config, path))
+    _check_text(config, outline.has_text)
+    check_model_weights(outline)
     return outline
 
 
@@ -95,14 +99,20 @@ def _settled(config: GenerateConfig, outline: "ModelOutline") -> GenerateConfig:
 
     trained = config.model, config.branch if config.has_branch else None
     block = trained_block_frames(*trained) if outline.pipeline is None else None
-    if config.rig is not None and (block is not None or outline.pipeline is not None):
-        fix = "use a bidirectional Wan of one transformer, or generate the views one by one"
-        raise invalid("--rig", "left out for this model", str(config.rig), fix)
+    if block is not None:
+        check_one_view(config)
     if outline.pipeline is not None:
         return replace(config, steps=config.steps or STEPS)
     if block is not None and config.prefix is not None:
         outline.strides.check_blocks("--prefix-frames", config.prefix_frames, block)
     return replace(config, steps=config.steps or trained_steps(*trained) or STEPS)
+
+
+def check_one_view(config: GenerateConfig) -> None:
+    """Refuse a rig for a model that makes one video at a time."""
+    if config.rig is not None:
+        fix = "use a bidirectional Wan of one transformer, or generate the views one by one"
+        raise invalid("--rig", "left out for this model", str(config.rig), fix)
 
 
 def _check_text(config: GenerateConfig, has_encoder: bool) -> None:

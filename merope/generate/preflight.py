@@ -3,14 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
 from diffusers.models.modeling_utils import ModelMixin
-from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from diffusers.utils import logging
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -27,6 +27,8 @@ from merope.generate.strides import VideoStrides
 from merope.geometry.cameras import Cameras
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")
+HEAVY = ("transformer", "vae", "text_encoder")
+"""How the names of components begin that have weights in every model."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class ModelOutline:
     strides: VideoStrides
     has_text: bool
     pipeline: type[Any] | None = None  # its own pipeline, where that is not CameraVideoPipeline
+    vae: nn.Module | None = None  # on the meta device
+    folders: Mapping[str, Path] = field(default_factory=dict)  # of the components that are on this machine
 
     @property
     def transformer(self) -> Any:
@@ -53,7 +57,7 @@ def outline_model(
     transformer_folder: str | None = None,  # fine-tuned, in place of the model's own
     own_pipeline: bool = False,  # whether others than `CameraVideoPipeline` will do
 ) -> ModelOutline:
-    """The outline of a model that can be loaded; all others are refused."""
+    """The outline of a model that is known, from its small files; all others are refused."""
     folder = local_folder("model", model)
     if folder is not None and not (folder / "model_index.json").is_file():
         fix = "pass a model in diffusers' layout, such as Wan2.2-TI2V-5B-Diffusers"
@@ -67,54 +71,67 @@ def outline_model(
         got = f"{model} with {' and '.join(name for name in TRANSFORMERS if name in parts)} of {family.models}"
         fix = "merope generate runs other models, see docs/bases.md"
         raise invalid("model", "a Wan model of one transformer", got, fix)
-    _check_folder(folder, parts, set() if transformer_folder is None else {"transformer"})
+    folders = {} if folder is None else {name: folder / name for name in parts}
+    if transformer_folder is not None:
+        folders.pop("transformer", None)
+        own = local_folder("transformer", transformer_folder)
+        folders |= {} if own is None else {"transformer": own}
     with torch.device("meta"):
         transformers = {
-            name: _class(index, name).from_config(
-                _transformer_config(model, name, transformer_folder if name == "transformer" else None)
-            )
+            name: _outlined(index, name, model, folders, transformer_folder if name == "transformer" else None)
             for name in TRANSFORMERS
             if name in parts
         }
-        vae = None
-        if "vae" in parts:
-            kind = _class(index, "vae")
-            vae = kind.from_config(kind.load_config(model, subfolder="vae"))
+        vae = _outlined(index, "vae", model, folders) if "vae" in parts else None
     sizes = transformers["transformer"].config
+    _check_packages(family.packages(sizes, index), family)
     if is_own:
         strides = VideoStrides.of_family(family, sizes, vae)
     else:
         strides = VideoStrides.of(sizes, None if vae is None else vae.config)
-    made: dict[str, nn.Module] = transformers if vae is None else {**transformers, "vae": vae}
+    pipeline = _class(family.pipeline or index["_class_name"]) if is_own else None
+    has_text = {"text_encoder", "tokenizer"} <= parts
+    return ModelOutline(transformers, strides, has_text, pipeline, vae, folders)
+
+
+def check_model_weights(outline: ModelOutline) -> None:
+    """Refuse components of a folder without their weights, or with those of other sizes."""
+    for name, folder in sorted(outline.folders.items()):
+        if name.startswith(HEAVY) or (folder / "config.json").is_file():
+            check_weights(folder)
+    made: dict[str, nn.Module] = dict(outline.transformers)
+    if outline.vae is not None:
+        made["vae"] = outline.vae
     for name, part in made.items():
-        given = transformer_folder if name == "transformer" and transformer_folder else None
-        place = (None if folder is None else folder / name) if given is None else local_folder(name, given)
-        if place is not None:
-            check_sizes(place, part)
-    pipeline = getattr(diffusers, family.pipeline or index["_class_name"]) if is_own else None
-    return ModelOutline(transformers, strides, {"text_encoder", "tokenizer"} <= parts, pipeline)
+        if name in outline.folders:
+            check_sizes(outline.folders[name], part)
 
 
-def _check_folder(folder: Path | None, parts: set[str], replaced: set[str]) -> None:
-    """Refuse components without their weights."""
-    if folder is not None:
-        weighty = ("transformer", "vae", "text_encoder")
-        for part in sorted(part for part in parts - replaced if part.startswith(weighty)):
-            check_weights(folder / part)
+def _outlined(
+    index: Mapping[str, Any], name: str, model: str, folders: Mapping[str, Path], elsewhere: str | None = None
+) -> Any:
+    """A component of diffusers without weights, from its config."""
+    if name in folders and not (folders[name] / "config.json").is_file():
+        raise FileNotFoundError(f"{folders[name] / 'config.json'} is missing; complete the download")
+    kind = _class(index[name][1])
+    return kind.from_config(_config(name, kind, elsewhere) if elsewhere else _config(name, kind, model, name))
 
 
-def _class(index: Mapping[str, Any], name: str) -> Any:
-    """The class of a component of diffusers."""
-    return getattr(diffusers, index[name][1])
+def _class(name: str) -> Any:
+    """A class of diffusers."""
+    found = getattr(diffusers, name, None)
+    if found is None:
+        fix = "install the version of diffusers that the model was made for, or one of those in docs/bases.md"
+        raise invalid("model", f"made of classes of diffusers {diffusers.__version__}", f"one with a {name}", fix)
+    return found
 
 
-def _transformer_config(model: str, name: str, folder: str | None) -> Any:
-    if folder is None:
-        return WanTransformer3DModel.load_config(model, subfolder=name)
-    local = local_folder("transformer", folder)
-    if local is not None:
-        check_weights(local)
-    return _config("transformer", WanTransformer3DModel, folder)
+def _check_packages(packages: tuple[str, ...], family: Family) -> None:
+    """Refuse a model whose pipeline would miss a package, after its weights were read."""
+    for package in packages:
+        if find_spec(package) is None:
+            fix = f"pip install {package}"
+            raise invalid(f"{package}, which {family.models} needs,", "installed", "no such package", fix)
 
 
 def check_branch(

@@ -34,7 +34,7 @@ from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.writing import replace_text
 from merope.generate.conditions import check_finite, latent_cameras
-from merope.generate.preflight import ModelOutline, check_branch, outline_model
+from merope.generate.preflight import ModelOutline, check_branch, check_model_weights, outline_model
 from merope.geometry.cameras import Cameras
 from merope.paper.frame_mass import WatchedProcessor, backbone_mass, branch_mass
 
@@ -183,11 +183,13 @@ def analyse_model(config: AnalyseConfig, cameras: Cameras) -> dict[str, Analysis
     import_module("matplotlib")  # which draws at the end
     outline = outline_model(config.model, config.transformer, own_pipeline=True)
     strides, family = outline.strides, outline.family
-    if family.not_trained or family.image_channels(outline.transformer.config):
-        fix = "run its own pipeline inside of merope.paper.analysis.recording(pipe.transformer)"
+    reason = family.not_trained or ("it wants an image" if family.image_channels(outline.transformer.config) else "")
+    if reason:
+        fix = f"{reason}; run its own pipeline inside of merope.paper.analysis.recording(pipe.transformer)"
         raise invalid("--model", "of a family that merope can sample from", family.models, fix)
     strides.check(config.height, config.width, cameras.count, "--frames")
     check_branch(config.branch, outline, cameras)
+    check_model_weights(outline)
     experts = {name: _loaded(config, outline, name) for name in outline.transformers}
     size = strides.latent_size(config.height, config.width)
     channels = family.latent_channels(outline.transformer.config)

@@ -14,7 +14,7 @@ from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import check_prefix_count
-from merope.generate.preflight import check_branch, no_loading_bars, outline_model
+from merope.generate.preflight import check_branch, check_model_weights, no_loading_bars, outline_model
 from merope.generate.stream import BLOCK_FRAMES, CameraStream
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens
@@ -170,6 +170,7 @@ def load_model(choice: ModelChoice) -> tuple[StudioModel, float]:
     outline.strides.check(clips.height, clips.width, clips.frames)
     check_prefix_count(clips.prefix_frames, outline.strides, clips.frames)
     check_branch(branch, outline, clips.cameras([0]))
+    check_model_weights(outline)
     device = _device(choice.device)
     dtype = torch.bfloat16 if outline.has_text and device.type == "cuda" else torch.float32
     with no_loading_bars():

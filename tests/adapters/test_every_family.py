@@ -1,7 +1,10 @@
 """What holds for a camera branch on every base model, on tiny random models of the real classes."""
 
 import math
+import re
 from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,6 +138,41 @@ def test_offloaded_weights_and_lora_beside_the_branch(case: FamilyCase) -> None:
         torch.testing.assert_close(output(transformer, inputs, TWO), expected)
         cpu_offload(transformer, torch.device("cpu"), offload_buffers=True)
         torch.testing.assert_close(output(transformer, inputs, TWO), expected)
+
+
+def test_a_branch_on_the_hub(case: FamilyCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `push_to_hub` uploads is a branch that loads; here the hub is a folder."""
+    hub = "diffusers.utils.hub_utils"
+    monkeypatch.setattr(f"{hub}.create_repo", lambda repo_id, **_: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(f"{hub}.load_or_create_model_card", lambda *_, **__: None)
+    monkeypatch.setattr(f"{hub}.populate_model_card", lambda _: SimpleNamespace(save=lambda _: None))
+    monkeypatch.setattr(
+        f"{hub}.upload_folder", lambda *, repo_id, folder_path, **_: copytree(folder_path, tmp_path / repo_id)
+    )
+    transformer, inputs = case.model(), case.arguments()
+    branch = perturb(attach(transformer, tiny_config()))
+    with torch.no_grad():
+        expected = output(transformer, inputs, TWO)
+        branch.push_to_hub("me/branch")
+        assert {file.suffix for file in (tmp_path / "me" / "branch").iterdir()} == {".json", ".safetensors"}
+        detach(transformer)
+        load_branch(transformer, tmp_path / "me" / "branch")
+        assert torch.equal(output(transformer, inputs, TWO), expected)
+
+
+def test_context_parallelism_is_refused_with_the_familys_name(case: FamilyCase) -> None:
+    """Before the branch and after it."""
+    models = re.escape(FAMILIES[case.kind].models)
+    transformer = case.model()
+    processor = attach(transformer, tiny_config()).processors()[1]
+    with pytest.raises(ValueError, match=f"None for {models} with a camera branch: plans are not split over ranks"):
+        processor._parallel_config = object()
+    detach(transformer)
+    family = FAMILIES[case.kind]
+    attn = transformer.get_submodule(f"{family.blocks}.1.{family.attention}")
+    attn.processor._parallel_config = object()
+    with pytest.raises(ValueError, match=f"without context parallelism for {models} with a camera branch"):
+        attach(transformer, tiny_config())
 
 
 def test_one_camera_per_frame_of_tokens(case: FamilyCase) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from family_folders import FOLDERS
+from family_folders import TRAINABLE
 from family_models import CASES
 from family_pipelines import PIPELINES
 from torch import Tensor, nn
@@ -55,9 +55,9 @@ def test_inputs_and_latents_are_those_of_the_pipeline(name: str) -> None:
     assert_close(video._for_vae(family.video(grid))[:, :, -decoded.shape[2] :], decoded)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_text_is_that_of_the_pipeline(name: str) -> None:
-    pipe = FOLDERS[name]()
+    pipe = TRAINABLE[name]()
     family, config, video = family_of(pipe.transformer), pipe.transformer.config, BaseVideo(pipe)
     stride, size = video.strides.of_cameras, video.strides.pixels * video.strides.patch_rows
     call = {"prompt": "a street", "height": max(size, 32), "width": 32, "num_frames": 1 + stride}
@@ -70,6 +70,21 @@ def test_text_is_that_of_the_pipeline(name: str) -> None:
         assert_close(value.expand(expected.shape)[-1:], expected[-1:].to(value))  # guidance may have put "" first
     assert not torch.equal(family.text(pipe, "rain").detach(), rows)
     assert rows.shape[1] == family.no_text(config).shape[1]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_model_reads_no_text_at_all(name: str) -> None:
+    """The world has no captions. HunyuanVideo divides by the number of rows that are not masked."""
+    torch.manual_seed(0)
+    pipe, call = PIPELINES[name]()
+    given, *_ = watched(pipe, call)
+    family, config = family_of(pipe.transformer), pipe.transformer.config
+    latents = family.video(given)[:, : family.latent_channels(config)]
+    video = family.video_inputs(config, latents, given["timestep"], BaseVideo(pipe).strides.pixels)
+    text = family.text_inputs(config, family.no_text(config).expand(len(latents), -1, -1))
+    with torch.no_grad():
+        out = pipe.transformer(**video, **text, return_dict=False)[0]
+    assert out.isfinite().all()
 
 
 def test_v_prediction_is_that_of_the_scheduler() -> None:

@@ -161,6 +161,28 @@ def test_what_only_wan_takes() -> None:
         attach(CASES["ltx_video"].model(), tiny_config(history="sa"))
 
 
+def test_vace_takes_branches_of_wan(tmp_path: Path) -> None:
+    """It has Wan's blocks with Wan's weights. Nothing can be trained on VACE itself."""
+    case, wan = CASES["wan_vace"], tiny_wan(num_layers=2)
+    perturb(attach(wan, tiny_config())).save_pretrained(tmp_path)
+    transformer, inputs = case.model(), case.arguments()
+    base = output(transformer, inputs)
+    loaded = load_branch(transformer, tmp_path)
+    first, second = (output(transformer, inputs, cameras(batch=2, seed=seed)) for seed in (0, 4))
+    assert (first - base).abs().max() > 0.1
+    assert (first - second).abs().max() > 0.1
+    assert detach(transformer) is loaded
+    assert torch.equal(output(transformer, inputs), base)
+
+
+def test_sparse_attention_takes_no_branch() -> None:
+    """Kandinsky's models of 10 s are refused at once, not in the first forward."""
+    case = CASES["kandinsky5"]
+    sparse = replace(case, config={**case.config, "attention_type": "nabla"}).model()
+    with pytest.raises(ValueError, match=r"attention_type must be regular .* got 'nabla'; use a model with regular"):
+        attach(sparse, tiny_config())
+
+
 def test_a_branch_of_another_family_is_refused(tmp_path: Path) -> None:
     """Wan and SkyReels have the same sizes and names."""
     wan = tiny_wan(num_layers=2)

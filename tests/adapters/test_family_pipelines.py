@@ -60,6 +60,10 @@ def test_cameras_steer_the_video(name: str) -> None:
         assert (sampled(pipe, call) - steered).abs().max() > 0.05
     if "attention_kwargs" in inspect.signature(pipe.__call__).parameters:
         assert torch.equal(sampled(pipe, {**call, "attention_kwargs": {"cameras": first}}), steered)
+    with merope.cameras(pipe, first):
+        pipe.enable_model_cpu_offload(device="cpu")
+        torch.testing.assert_close(sampled(pipe, call), steered)
+        pipe.remove_all_hooks()
     merope.detach(pipe)
     assert torch.equal(sampled(pipe, call), base)
 

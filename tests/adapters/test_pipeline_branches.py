@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import UniPCMultistepScheduler, WanPipeline
+from diffusers import DDPMPipeline, DDPMScheduler, UniPCMultistepScheduler, WanPipeline
 from tiny_pipelines import tiny_vae
 from torch import Tensor
 from wan_models import cameras, perturb, run, tiny_config, tiny_wan
@@ -78,6 +78,13 @@ def test_a_pipeline_gets_all_branches_or_none() -> None:
     with pytest.raises(ValueError, match="without a camera branch"):
         attach(pipe, tiny_config())
     assert attached_branch(pipe.transformer) is None
+
+
+def test_a_pipeline_without_a_transformer_is_refused() -> None:
+    pipe = DDPMPipeline(None, DDPMScheduler())
+    for use in (attach, detach, lambda it: merope.cameras(it, cameras()).__enter__()):
+        with pytest.raises(ValueError, match=r"pipeline must be one with a transformer, got DDPMPipeline; .*bases.md"):
+            use(pipe)
 
 
 def test_a_pipeline_with_one_transformer_takes_the_folder_of_a_branch(tmp_path: Path) -> None:

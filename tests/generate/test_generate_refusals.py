@@ -69,7 +69,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "no model": ({"model": scratch / "empty"}, "model_index.json"),
         "no weights": ({"model": scratch / "no_weights"}, "weights are missing"),
         "no shard": ({"model": scratch / "no_shard"}, "part-1.safetensors are missing, 2 of 2"),
-        "two transformers": ({"model": scratch / "two_transformers"}, "weights are missing: no *.safetensors in"),
+        "two transformers": ({"model": scratch / "two_transformers"}, "transformer_2/config.json is missing; complete"),
         "another model": ({"model": scratch / "mochi"}, 'got MochiTransformer3DModel; see "Add a base model" in docs/'),
         "missing branch": ({"branch": "./nowhere"}, "branch folder"),
         "no branch": ({"branch": scratch / "empty"}, "config.json"),

@@ -8,7 +8,7 @@ import diffusers
 import pytest
 import torch
 from adapters.family_models import CASES
-from family_folders import FOLDERS, write_folder
+from family_folders import TRAINABLE, write_folder
 from safetensors.torch import load_file
 
 import merope
@@ -29,7 +29,7 @@ FRAMES = {"ltx": 9, "cog_15": 9}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("families")
-    return {name: write_folder(root, name) for name in FOLDERS}
+    return {name: write_folder(root, name) for name in TRAINABLE}
 
 
 def config_of(files: Path, folder: Path, out: Path, *changes: str) -> TrainConfig:
@@ -48,7 +48,7 @@ def branches(out: Path) -> dict[str, torch.Tensor]:
     return {f"{file.parent.name}.{name}": value for file in found for name, value in load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_three_steps_and_going_on_change_nothing(
     name: str, folders: dict[str, Path], tiny_files: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +132,10 @@ def test_padded_latents_are_not_decoded(folders: dict[str, Path], tiny_files: Pa
         ("hunyuan_15", "objective.prefix_frames=1", r"prefix_frames for HunyuanVideo-1.5 must be 0"),
         ("a14b", "run.micro_batch=2", r"run.micro_batch for a model of two transformers must be 1"),
         ("ltx", "parallel.context=2", r"parallel.context for LTX-Video must be 1, got 2; .*cannot be split by frames"),
+        ("skyreels", "parallel.context=2", r"parallel.context for SkyReels V2 must be 1, got 2; .*cannot be split"),
+        ("hunyuan", "parallel.context=2", r"parallel.context for HunyuanVideo must be 1, got 2; .*cannot be split"),
+        ("hunyuan_15", "parallel.context=2", r"parallel.context for HunyuanVideo-1.5 must be 1, got 2; .*cannot be"),
+        ("cog_15", "parallel.context=2", r"parallel.context for CogVideoX .* must be 1, got 2; .*cannot be split"),
         ("ltx", "objective.causal_block_frames=1", r"causal_block_frames for LTX-Video must be left out"),
         ("cog", "model.compile=true", r"model.compile for CogVideoX .* must be false"),
     ],

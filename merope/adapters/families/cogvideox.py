@@ -14,6 +14,9 @@ from merope.adapters.families.facts import Family
 from merope.adapters.families.noise import VPrediction
 from merope.errors import invalid
 
+PIXELS = 8
+"""Per latent one."""
+
 
 class CogVideoXFamily(Family):
     """Frames before channels."""
@@ -22,6 +25,18 @@ class CogVideoXFamily(Family):
         """The latents, channels first."""
         latents: Tensor = arguments["hidden_states"]  # [B, T, channels, H, W]
         return latents.transpose(1, 2)
+
+    def check_clip(self, config: Mapping[str, Any], frames: int, size: tuple[int, int]) -> None:
+        """Learned positions (5B image to video, 1.0) are those of one size and length."""
+        if not config["use_learned_positional_embeddings"]:
+            return
+        learned = (config["sample_frames"], (config["sample_height"], config["sample_width"]))
+        if (frames, size) != learned:
+            expected = (
+                f"of {learned[0]} frames and {learned[1]} latent rows and columns, whose positions it has learned"
+            )
+            fix = f"pass --frames {learned[0]} --size {PIXELS * learned[1][0]} {PIXELS * learned[1][1]}"
+            raise invalid("the clip", expected, f"{frames} frames and {size}", fix)
 
     def vae_strides(self, vae: Any) -> tuple[int, int]:
         return int(vae.config.temporal_compression_ratio), 2 ** (len(vae.config.block_out_channels) - 1)

@@ -1,6 +1,7 @@
 """Family: what the camera branch must know of a class of video transformers. Tokens are frame-major in all of them."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +40,8 @@ class Family:
         and for `merope analyse`, and may be left out with it.
     not_generated: why `merope generate` does not take it; empty where it does.
     pipeline: class of diffusers that it runs in, whichever one its folder names; empty for that of the folder.
+    in_camera_video: its models of one transformer and of text run in `CameraVideoPipeline`.
+    branches_of: further classes whose branches fit, because they have the same blocks with the same weights.
     casts_latents: its pipeline brings latents to the precision of the VAE, which may then be float32.
     """
 
@@ -61,6 +64,8 @@ class Family:
     not_trained: str = ""
     not_generated: str = ""
     pipeline: str = ""
+    in_camera_video: bool = False
+    branches_of: tuple[str, ...] = ()
     casts_latents: bool = True
 
     def base(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,6 +78,10 @@ class Family:
             "patch_size": list(self.patch(config)),
             **{name: config[name] for name in self.recorded},
         }
+
+    def takes_branches_of(self, other: "Family") -> bool:
+        """Whether a branch that was made for another family, or this one, fits where sizes agree."""
+        return other.transformer in (self.transformer, *self.branches_of)
 
     def patch(self, config: Mapping[str, Any]) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a token."""
@@ -113,6 +122,52 @@ class Family:
         """The frames of latents that are not normalised."""
         frames: Tensor = vae.decode(latents, return_dict=False)[0]
         return frames
+
+    def packages(
+        self,
+        config: Mapping[str, Any],
+        index: Mapping[str, Any],  # the model_index.json
+    ) -> tuple[str, ...]:
+        """Packages that a model needs beside diffusers and transformers."""
+        return ()
+
+    def check_clip(
+        self,
+        config: Mapping[str, Any],
+        frames: int,  # RGB
+        size: tuple[int, int],  # latent rows, columns
+    ) -> None:
+        """Refuse clips that a model cannot make, although they are of whole tokens."""
+
+    def made_size(
+        self,
+        config: Mapping[str, Any],
+        pixels: int,  # per latent one
+        height: int,
+        width: int,
+    ) -> tuple[int, int]:
+        """Height and width of a clip that begins with such an image, in pipelines that are not told them."""
+        return height, width
+
+    def needs_frames(self, arguments: Mapping[str, inspect.Parameter]) -> bool:
+        """Whether a pipeline whose call has these arguments makes nothing of text alone."""
+        return "image" in arguments and arguments["image"].default is inspect.Parameter.empty
+
+    def frames_taken(self, arguments: Mapping[str, inspect.Parameter]) -> int:
+        """With how many given frames such a pipeline can begin a clip, at most."""
+        return 1 if "image" in arguments else 0
+
+    def first_frames(
+        self,
+        arguments: Mapping[str, inspect.Parameter],
+        frames: Sequence[Any],  # PIL images
+    ) -> dict[str, Any]:
+        """The arguments of a call that begins with these."""
+        return {"image": frames[0]}
+
+    def whole_clip(self, arguments: Mapping[str, inspect.Parameter], frames: int) -> dict[str, Any]:
+        """The arguments of a call that makes so many RGB frames in one part, where pipelines have parts."""
+        return {}
 
     def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
         """The arguments of a pipeline's call that set its guidance by text."""

@@ -12,6 +12,9 @@ from merope.adapters.conditioning import CameraArgument, CameraCondition
 from merope.adapters.families.facts import Family
 from merope.errors import invalid
 
+SPARSE = "nabla"
+"""Attention of the models that make 10 s."""
+
 
 class NotSparse(CameraArgument):
     """In the place of sparse parameters that are not there. The model asks them whether tokens are in another order."""
@@ -24,6 +27,9 @@ class Kandinsky5Family(Family):
     """Other names in the config, and channels last."""
 
     def base(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        if config["attention_type"] == SPARSE:
+            fix = "use a model with regular attention, of 5 s: sparse attention has its tokens in another order"
+            raise invalid("transformer.attention_type", "regular with a camera branch", repr(SPARSE), fix)
         head_dim = sum(config["axes_dims"])
         named = {
             "num_layers": config["num_visual_blocks"],

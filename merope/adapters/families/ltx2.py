@@ -34,5 +34,6 @@ LTX2 = LTX2Family(
     latent_stride=8,
     doubles_batch=True,
     timesteps="token",
+    pipeline="LTX2Pipeline",  # a clean prefix stands for the image of others
     not_trained="it learns video together with its sound, which clips do not have",
 )

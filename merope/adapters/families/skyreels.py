@@ -1,5 +1,6 @@
 """SkyReels V2: Wan's blocks. Diffusion forcing may let a block of frames see itself and what came before it only."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from merope.attention.visible_cameras import Visibility
 RATE_24 = 1
 """Of its two frame rates."""
 
+PART = "base_num_frames"
+"""Argument of diffusion forcing: RGB frames of one part of a long video."""
+
 
 class SkyReelsFamily(WanClips):
     """The branch sees what the model's own mask lets it see."""
@@ -19,6 +23,10 @@ class SkyReelsFamily(WanClips):
         """Pipelines may change the size of the blocks between two calls."""
         block = config["num_frame_per_block"]
         return Visibility.block_causal(frames, block) if block > 1 else None
+
+    def whole_clip(self, arguments: Mapping[str, inspect.Parameter], frames: int) -> dict[str, Any]:
+        """All parts would be given the same cameras."""
+        return {PART: frames} if PART in arguments else {}
 
     def timed(self, config: Mapping[str, Any], times: Tensor) -> dict[str, Any]:
         """Times per frame are an option of the forward. Models that know rates are told 24 frames per second."""

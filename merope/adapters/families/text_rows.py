@@ -18,6 +18,14 @@ def masked_rows(
     return torch.cat((padded, mask[:, None].to(padded)), dim=-1)
 
 
+def one_empty_row(
+    rows: Tensor,  # [L, width + 1] zeros
+) -> Tensor:  # [L, width + 1]
+    """No text, for models that take the mean of the rows in the mask: the first one is in it."""
+    rows[0, -1] = 1.0
+    return rows
+
+
 def text_and_mask(
     rows: Tensor,  # [B, L, width + 1]
     width: int,  # of this text

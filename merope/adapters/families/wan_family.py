@@ -37,4 +37,5 @@ WAN = WanFamily(
     has_history=True,
     timesteps="token",
     shares_clips=True,
+    in_camera_video=True,
 )

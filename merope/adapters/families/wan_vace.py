@@ -7,5 +7,6 @@ WAN_VACE = WanClips(
     models="Wan2.1 VACE",
     blocks="blocks",
     recorded=("in_channels", "out_channels", "ffn_dim", "text_dim"),
+    branches_of=("WanTransformer3DModel",),
     not_trained="it learns from control videos, which clips do not have: train a branch on Wan2.1 of the same size",
 )
