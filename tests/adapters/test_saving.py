@@ -19,6 +19,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "merope in some blocks, with norms": {"blocks": [0, 3], "qk_norm": "rms", "compression": 1},
     "merope_phases": {"encoding": "merope_phases"},
     "ucpe": {"encoding": "ucpe", "encoding_options": {}, "translation_scale": 0.03},
+    "ucpe_clamped": {"encoding": "ucpe_clamped", "encoding_options": {}, "qk_norm": "rms", "translation_scale": 0.03},
     "rayrope": {"encoding": "rayrope", "encoding_options": {}},
     "additive": {"integration": "additive", "encoding": "plucker", "encoding_options": {"samples": 2}},
     "rerope": {
