@@ -317,6 +317,8 @@ def test_a_copied_model_keeps_its_own_history() -> None:
     [
         {"integration": "rerope", "carve": (4, 0, 4), "encoding": "gta"},
         {"integration": "additive", "encoding": "plucker"},
+        {"integration": "recammaster", "encoding": "extrinsics"},
+        {"integration": "motionctrl", "encoding": "extrinsics"},
         {"encoding": "rayrope"},
     ],
 )

@@ -22,6 +22,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ucpe_clamped": {"encoding": "ucpe_clamped", "encoding_options": {}, "qk_norm": "rms", "translation_scale": 0.03},
     "rayrope": {"encoding": "rayrope", "encoding_options": {}},
     "additive": {"integration": "additive", "encoding": "plucker", "encoding_options": {"samples": 2}},
+    "recammaster": {"integration": "recammaster", "encoding": "extrinsics", "encoding_options": {}},
+    "motionctrl": {"integration": "motionctrl", "encoding": "extrinsics", "encoding_options": {}},
     "rerope": {
         "integration": "rerope",
         "carve": (8, 4, 6),

@@ -83,6 +83,8 @@ def test_a_checkpoint_is_exported_by_name(tiny_files: Path, tmp_path: Path, caps
     ("encoding", "integration", "changes"),
     [
         ("plucker", "additive", ()),
+        ("extrinsics", "recammaster", ()),
+        ("extrinsics", "motionctrl", ()),
         ("gta", "rerope", ("model.trainable=all", "branch.carve=[4,2,2]")),
     ],
 )
