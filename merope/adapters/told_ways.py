@@ -9,6 +9,7 @@ from merope.adapters.additive_wan import AdditiveAttention
 from merope.adapters.batching import clips_of_batch
 from merope.adapters.camera_attention import plan_dtype
 from merope.adapters.conditioning import CameraCondition
+from merope.adapters.modulation_wan import ModulatedAttention
 from merope.adapters.motionctrl_wan import MotionCtrlAttention
 from merope.adapters.recammaster_wan import ReCamMasterAttention
 from merope.adapters.told_processor import ToldProcessor
@@ -20,6 +21,7 @@ TOLD_PROCESSORS: dict[str, type[ToldProcessor]] = {
     "additive": AdditiveAttention,
     "recammaster": ReCamMasterAttention,
     "motionctrl": MotionCtrlAttention,
+    "modulation": ModulatedAttention,
 }
 """By integration."""
 

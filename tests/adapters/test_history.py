@@ -319,6 +319,7 @@ def test_a_copied_model_keeps_its_own_history() -> None:
         {"integration": "additive", "encoding": "plucker"},
         {"integration": "recammaster", "encoding": "extrinsics"},
         {"integration": "motionctrl", "encoding": "extrinsics"},
+        {"integration": "modulation", "encoding": "plucker"},
         {"encoding": "rayrope"},
     ],
 )

@@ -24,6 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "additive": {"integration": "additive", "encoding": "plucker", "encoding_options": {"samples": 2}},
     "recammaster": {"integration": "recammaster", "encoding": "extrinsics", "encoding_options": {}},
     "motionctrl": {"integration": "motionctrl", "encoding": "extrinsics", "encoding_options": {}},
+    "modulation": {"integration": "modulation", "encoding": "plucker", "encoding_options": {"samples": 2}},
     "rerope": {
         "integration": "rerope",
         "carve": (8, 4, 6),

@@ -85,6 +85,7 @@ def test_a_checkpoint_is_exported_by_name(tiny_files: Path, tmp_path: Path, caps
         ("plucker", "additive", ()),
         ("extrinsics", "recammaster", ()),
         ("extrinsics", "motionctrl", ()),
+        ("plucker", "modulation", ()),
         ("gta", "rerope", ("model.trainable=all", "branch.carve=[4,2,2]")),
     ],
 )
