@@ -225,9 +225,10 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
 
     def _check_rig(self, history: HistoryReferences | None, sees: Visibility | None) -> None:
         """Refuse what a rig's cameras cannot be combined with."""
-        if self.config["integration"] == "rerope":
+        if self.config["integration"] in ("rerope", "epipolar"):
             fix = 'make the branch with integration="parallel"'
-            raise invalid("integration", 'other than "rerope" for a rig', '"rerope"', fix)
+            got = repr(self.config["integration"])
+            raise invalid("integration", 'neither "rerope" nor "epipolar" for a rig', got, fix)
         for name, given in (
             ("history", existing(history) is not None),
             ("a causal model", sees is not None),

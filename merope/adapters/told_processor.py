@@ -23,6 +23,12 @@ class BlockSizes:
     heads: int
     narrow: int
 
+    @property
+    def narrow_heads(self) -> int:
+        """Heads of an attention of `narrow` channels: as wide as the block's, or wider where these do not fill it."""
+        most = max(self.heads * self.narrow // self.width, 1)
+        return next(count for count in range(most, 0, -1) if self.narrow % count == 0)
+
 
 class ToldProcessor(CameraProcessor):
     """A block's self-attention that is told features of its tokens' cameras."""

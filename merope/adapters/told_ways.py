@@ -9,11 +9,13 @@ from merope.adapters.additive_wan import AdditiveAttention
 from merope.adapters.batching import clips_of_batch
 from merope.adapters.camera_attention import plan_dtype
 from merope.adapters.conditioning import CameraCondition
+from merope.adapters.epipolar_wan import EpipolarAttention
 from merope.adapters.modulation_wan import ModulatedAttention
 from merope.adapters.motionctrl_wan import MotionCtrlAttention
 from merope.adapters.recammaster_wan import ReCamMasterAttention
 from merope.adapters.told_processor import ToldProcessor
 from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
+from merope.encodings.epipolar_rays import EpipolarRays
 from merope.encodings.extrinsics import Extrinsics
 from merope.errors import invalid
 
@@ -22,6 +24,7 @@ TOLD_PROCESSORS: dict[str, type[ToldProcessor]] = {
     "recammaster": ReCamMasterAttention,
     "motionctrl": MotionCtrlAttention,
     "modulation": ModulatedAttention,
+    "epipolar": EpipolarAttention,
 }
 """By integration."""
 
@@ -30,8 +33,17 @@ FEATURES: dict[str, type[RayFeatures] | type[LatitudeUp] | type[Extrinsics]] = {
     "origin_direction": RayFeatures,
     "latitude_up": LatitudeUp,
     "extrinsics": Extrinsics,
+    "camco": EpipolarRays,
 }
 """What `encoding` may be for them."""
+
+TAKEN = {"epipolar": ("camco",)}
+"""By those that do not take all features; "camco" is for them alone."""
+
+
+def features_for(integration: str) -> list[str]:
+    """Names of the features that a way takes."""
+    return sorted(TAKEN.get(integration, set(FEATURES) - {"camco"}))
 
 
 def told(
@@ -39,12 +51,16 @@ def told(
     features: AdditiveFeatures,
     latents: Tensor,  # [B, channels, T, H, W]
 ) -> CameraCondition:
-    """The condition with the features of all tokens; every sample has those of its own view of a rig."""
+    """The condition with the features of all tokens, and the mask where they have one.
+
+    Every sample has the features of its own view of a rig.
+    """
     numbers, views = features.features(located.cameras, located.grid), located.cameras.views
     if views > 1:
         numbers = numbers.expand(clips_of_batch(located.cameras, len(latents)), -1, -1)
         numbers = numbers.unflatten(1, (views, -1)).flatten(0, 1)
-    return replace(located, features=numbers.to(plan_dtype(latents)))
+    mask = features.mask(located.cameras, located.grid) if isinstance(features, EpipolarRays) else None
+    return replace(located, features=numbers.to(plan_dtype(latents)), mask=mask)
 
 
 def make_features(name: str, options: dict[str, Any], translation_scale: float) -> AdditiveFeatures:
@@ -52,5 +68,5 @@ def make_features(name: str, options: dict[str, Any], translation_scale: float) 
     kind, known = FEATURES[name], {field.name for field in fields(FEATURES[name])}
     if translation_scale != 1 and "translation_scale" not in known:
         raise invalid("translation_scale", f"1 for {name}", translation_scale, "it has no translations")
-    decided: dict[str, Any] = {"kind": name, "translation_scale": translation_scale}
+    decided: dict[str, Any] = {"translation_scale": translation_scale} | ({"kind": name} if kind is RayFeatures else {})
     return kind(**{key: value for key, value in decided.items() if key in known}, **options)

@@ -36,7 +36,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Angular resolution": ("raynova-coarse", "fine-native", "direction-phases"),
     "Four times as long": ("long-raynova", "long-merope"),
     "Added to a trained model": ("after-none-gta", "after-none-raynova", "after-none-merope"),
-    "Other ways to tell the camera": ("ucpe-clamped", "recammaster", "motionctrl", "modulation"),
+    "Other ways to tell the camera": (
+        "ucpe-clamped",
+        "recammaster",
+        "motionctrl",
+        "modulation",
+        "camco",
+        "camco-all-frames",
+    ),
 }
 """Every row of configs/world, in the order in which they are to be measured."""
 

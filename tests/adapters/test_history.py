@@ -320,6 +320,7 @@ def test_a_copied_model_keeps_its_own_history() -> None:
         {"integration": "recammaster", "encoding": "extrinsics"},
         {"integration": "motionctrl", "encoding": "extrinsics"},
         {"integration": "modulation", "encoding": "plucker"},
+        {"integration": "epipolar", "encoding": "camco"},
         {"encoding": "rayrope"},
     ],
 )

@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "recammaster": {"integration": "recammaster", "encoding": "extrinsics", "encoding_options": {}},
     "motionctrl": {"integration": "motionctrl", "encoding": "extrinsics", "encoding_options": {}},
     "modulation": {"integration": "modulation", "encoding": "plucker", "encoding_options": {"samples": 2}},
+    "epipolar": {"integration": "epipolar", "encoding": "camco", "encoding_options": {"samples": 2, "reach": 0.7}},
     "rerope": {
         "integration": "rerope",
         "carve": (8, 4, 6),

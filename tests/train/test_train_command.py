@@ -86,6 +86,7 @@ def test_a_checkpoint_is_exported_by_name(tiny_files: Path, tmp_path: Path, caps
         ("extrinsics", "recammaster", ()),
         ("extrinsics", "motionctrl", ()),
         ("plucker", "modulation", ()),
+        ("camco", "epipolar", ()),
         ("gta", "rerope", ("model.trainable=all", "branch.carve=[4,2,2]")),
     ],
 )
