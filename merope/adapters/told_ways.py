@@ -12,11 +12,13 @@ from merope.adapters.conditioning import CameraCondition
 from merope.adapters.epipolar_wan import EpipolarAttention
 from merope.adapters.modulation_wan import ModulatedAttention
 from merope.adapters.motionctrl_wan import MotionCtrlAttention
+from merope.adapters.raype_wan import RayPEAttention
 from merope.adapters.recammaster_wan import ReCamMasterAttention
 from merope.adapters.told_processor import ToldProcessor
 from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
 from merope.encodings.epipolar_rays import EpipolarRays
 from merope.encodings.extrinsics import Extrinsics
+from merope.encodings.raype import RayCoordinates
 from merope.errors import invalid
 
 TOLD_PROCESSORS: dict[str, type[ToldProcessor]] = {
@@ -25,25 +27,28 @@ TOLD_PROCESSORS: dict[str, type[ToldProcessor]] = {
     "motionctrl": MotionCtrlAttention,
     "modulation": ModulatedAttention,
     "epipolar": EpipolarAttention,
+    "raype": RayPEAttention,
 }
 """By integration."""
 
-FEATURES: dict[str, type[RayFeatures] | type[LatitudeUp] | type[Extrinsics]] = {
+FEATURES: dict[str, type[RayFeatures] | type[LatitudeUp] | type[Extrinsics] | type[RayCoordinates]] = {
     "plucker": RayFeatures,
     "origin_direction": RayFeatures,
     "latitude_up": LatitudeUp,
     "extrinsics": Extrinsics,
     "camco": EpipolarRays,
+    "raype": RayCoordinates,
 }
 """What `encoding` may be for them."""
 
-TAKEN = {"epipolar": ("camco",)}
-"""By those that do not take all features; "camco" is for them alone."""
+OWN_FEATURES = {"epipolar": "camco", "raype": "raype"}
+"""Of ways that take no others, and that share them with no other."""
 
 
 def features_for(integration: str) -> list[str]:
     """Names of the features that a way takes."""
-    return sorted(TAKEN.get(integration, set(FEATURES) - {"camco"}))
+    own = OWN_FEATURES.get(integration)
+    return [own] if own else sorted(set(FEATURES) - set(OWN_FEATURES.values()))
 
 
 def told(

@@ -43,6 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "modulation",
         "camco",
         "camco-all-frames",
+        "raype",
     ),
 }
 """Every row of configs/world, in the order in which they are to be measured."""

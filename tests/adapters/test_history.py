@@ -321,6 +321,7 @@ def test_a_copied_model_keeps_its_own_history() -> None:
         {"integration": "motionctrl", "encoding": "extrinsics"},
         {"integration": "modulation", "encoding": "plucker"},
         {"integration": "epipolar", "encoding": "camco"},
+        {"integration": "raype", "encoding": "raype"},
         {"encoding": "rayrope"},
     ],
 )

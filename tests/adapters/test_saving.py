@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "motionctrl": {"integration": "motionctrl", "encoding": "extrinsics", "encoding_options": {}},
     "modulation": {"integration": "modulation", "encoding": "plucker", "encoding_options": {"samples": 2}},
     "epipolar": {"integration": "epipolar", "encoding": "camco", "encoding_options": {"samples": 2, "reach": 0.7}},
+    "raype": {"integration": "raype", "encoding": "raype", "encoding_options": {}, "translation_scale": 0.1},
     "rerope": {
         "integration": "rerope",
         "carve": (8, 4, 6),

@@ -20,6 +20,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "motionctrl": {"encoding": "extrinsics"},
     "modulation": {"encoding": "plucker", "encoding_options": {"samples": 2}},
     "epipolar": {"encoding": "camco", "encoding_options": {"samples": 2, "key_frames": "all"}},
+    "raype": {"encoding": "raype"},
 }
 PARAMETERS = {  # of a block of Wan2.2 5B
     "additive": 384 * 3072,
@@ -27,6 +28,7 @@ PARAMETERS = {  # of a block of Wan2.2 5B
     "motionctrl": (3072 + 12) * 3072 + 3072,
     "modulation": 385 * 768 + 2 * 769 * 768 + 769 * 2 * 3072,
     "epipolar": 384 * 3072 + 3073 * 3 * 768 + 769 * 3072,
+    "raype": 2 * 6 * 3072 + 2 * 3072 + 32 + 17 * 24,
 }
 each_way = pytest.mark.parametrize("way", WAYS)
 

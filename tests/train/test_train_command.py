@@ -87,6 +87,7 @@ def test_a_checkpoint_is_exported_by_name(tiny_files: Path, tmp_path: Path, caps
         ("extrinsics", "motionctrl", ()),
         ("plucker", "modulation", ()),
         ("camco", "epipolar", ()),
+        ("raype", "raype", ()),
         ("gta", "rerope", ("model.trainable=all", "branch.carve=[4,2,2]")),
     ],
 )

@@ -14,7 +14,7 @@ RECORDED = (
 )
 
 
-TOLD = ("additive", "recammaster", "motionctrl", "modulation", "epipolar")
+TOLD = ("additive", "recammaster", "motionctrl", "modulation", "epipolar", "raype")
 """Ways of telling its blocks numbers of their cameras."""
 
 
