@@ -19,7 +19,9 @@ DECIDED = ("head_dim", "kind", "translation_scale")
 PEAK_BLOCKS = (11, 13)
 """The two blocks with the largest camera modulation in Wan2.2 TI2V-5B (paper, Appendix "Injection schedule")."""
 
-Integration = Literal["parallel", "rerope", "additive", "recammaster", "motionctrl", "modulation", "epipolar", "raype"]
+Integration = Literal[
+    "parallel", "rerope", "additive", "recammaster", "motionctrl", "modulation", "epipolar", "raype", "roce"
+]
 Blocks = Literal["alternating", "every", "peak"] | list[int] | tuple[int, ...]
 
 
@@ -32,7 +34,7 @@ class CameraBranchConfig:
         `merope.RayFeatures`), "latitude_up" or "extrinsics"; "epipolar" takes "camco", "raype" takes "raype".
     integration: "parallel" (the paper's branch), "rerope" (camera channels in the backbone's own attention, no new
         parameters), "additive" (the CameraCtrl-style baseline), "recammaster", "motionctrl", "modulation",
-        "epipolar" or "raype" (docs/bases.md).
+        "epipolar", "raype" or "roce" (docs/bases.md).
     compression: C; the branch has width / C channels in heads // C heads (Wan2.2 5B, C = 4: 6 heads of 128).
     blocks: "alternating" (1, 3, 5, …), "every", "peak" (11 and 13) or a list of block indices.
     qk_norm: None (the paper's parameter count leaves no room for one) or "rms".

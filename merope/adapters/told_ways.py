@@ -14,6 +14,7 @@ from merope.adapters.modulation_wan import ModulatedAttention
 from merope.adapters.motionctrl_wan import MotionCtrlAttention
 from merope.adapters.raype_wan import RayPEAttention
 from merope.adapters.recammaster_wan import ReCamMasterAttention
+from merope.adapters.roce_wan import RoCEAttention
 from merope.adapters.told_processor import ToldProcessor
 from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
 from merope.encodings.epipolar_rays import EpipolarRays
@@ -28,6 +29,7 @@ TOLD_PROCESSORS: dict[str, type[ToldProcessor]] = {
     "modulation": ModulatedAttention,
     "epipolar": EpipolarAttention,
     "raype": RayPEAttention,
+    "roce": RoCEAttention,
 }
 """By integration."""
 

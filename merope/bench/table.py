@@ -44,6 +44,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "camco",
         "camco-all-frames",
         "raype",
+        "roce",
     ),
 }
 """Every row of configs/world, in the order in which they are to be measured."""

@@ -322,6 +322,7 @@ def test_a_copied_model_keeps_its_own_history() -> None:
         {"integration": "modulation", "encoding": "plucker"},
         {"integration": "epipolar", "encoding": "camco"},
         {"integration": "raype", "encoding": "raype"},
+        {"integration": "roce", "encoding": "plucker"},
         {"encoding": "rayrope"},
     ],
 )

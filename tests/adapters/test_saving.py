@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "modulation": {"integration": "modulation", "encoding": "plucker", "encoding_options": {"samples": 2}},
     "epipolar": {"integration": "epipolar", "encoding": "camco", "encoding_options": {"samples": 2, "reach": 0.7}},
     "raype": {"integration": "raype", "encoding": "raype", "encoding_options": {}, "translation_scale": 0.1},
+    "roce": {"integration": "roce", "encoding": "plucker", "encoding_options": {"samples": 2}},
     "rerope": {
         "integration": "rerope",
         "carve": (8, 4, 6),

@@ -21,6 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "modulation": {"encoding": "plucker", "encoding_options": {"samples": 2}},
     "epipolar": {"encoding": "camco", "encoding_options": {"samples": 2, "key_frames": "all"}},
     "raype": {"encoding": "raype"},
+    "roce": {"encoding": "plucker", "encoding_options": {"samples": 2}},
 }
 PARAMETERS = {  # of a block of Wan2.2 5B
     "additive": 384 * 3072,
@@ -29,6 +30,7 @@ PARAMETERS = {  # of a block of Wan2.2 5B
     "modulation": 385 * 768 + 2 * 769 * 768 + 769 * 2 * 3072,
     "epipolar": 384 * 3072 + 3073 * 3 * 768 + 769 * 3072,
     "raype": 2 * 6 * 3072 + 2 * 3072 + 32 + 17 * 24,
+    "roce": 385 * 768 + 2 * 768 * 24 * 42,
 }
 each_way = pytest.mark.parametrize("way", WAYS)
 

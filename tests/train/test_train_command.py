@@ -88,6 +88,7 @@ def test_a_checkpoint_is_exported_by_name(tiny_files: Path, tmp_path: Path, caps
         ("plucker", "modulation", ()),
         ("camco", "epipolar", ()),
         ("raype", "raype", ()),
+        ("plucker", "roce", ()),
         ("gta", "rerope", ("model.trainable=all", "branch.carve=[4,2,2]")),
     ],
 )

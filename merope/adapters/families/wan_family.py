@@ -14,7 +14,7 @@ RECORDED = (
 )
 
 
-TOLD = ("additive", "recammaster", "motionctrl", "modulation", "epipolar", "raype")
+TOLD = ("additive", "recammaster", "motionctrl", "modulation", "epipolar", "raype", "roce")
 """Ways of telling its blocks numbers of their cameras."""
 
 
