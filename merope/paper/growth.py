@@ -65,7 +65,8 @@ def measure_growth(method: str, baseline_m: float) -> Growth:
 
 def _as_attended(features: Tensor, plan: AttentionPlan) -> Tensor:  # [3, HEADS, N, d]
     """Queries, keys and values of every token as `attend` lets the operators have them."""
-    return torch.cat(with_clamped_lengths(*features[:, None], plan)) if plan.clamps_lengths else features
+    q, k, v = features[:, None].unbind()
+    return torch.cat(with_clamped_lengths(q, k, v, plan)) if plan.clamps_lengths else features
 
 
 def attention_mass(

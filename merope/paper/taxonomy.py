@@ -144,7 +144,8 @@ def _clamp_change(method: Encoding) -> float:
     plans = [_plan(method, world @ _clip()) for world in (torch.eye(4, dtype=torch.float64), *_worlds())]
     shape = (3, 1, 1, plans[0].query_tokens, method.head_dim)
     features = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    first, *others = (torch.stack(with_clamped_lengths(*features, plan)) for plan in plans)
+    q, k, v = features.unbind()
+    first, *others = (torch.stack(with_clamped_lengths(q, k, v, plan)) for plan in plans)
     return max(_largest(other - first) for other in others)
 
 
@@ -169,15 +170,16 @@ def _growth_exponents(method: Encoding) -> tuple[float, float]:
     sizes = []
     for baseline_m in (1e3, 1e4):
         plan = _plan(method, _apart(baseline_m))
-        tokens = features[:, None, :, None].expand(-1, 1, -1, plan.query_tokens, -1)
-        clamped = with_clamped_lengths(*tokens, plan) if plan.clamps_lengths else tokens
-        query, key, value = (x[0, :, token] for x, token in zip(clamped, (-1, 0, 0), strict=True))
+        q, k, v = features[:, None, :, None].expand(-1, 1, -1, plan.query_tokens, -1).unbind()
+        if plan.clamps_lengths:
+            q, k, v = with_clamped_lengths(q, k, v, plan)
+        query, key, value = q[0, :, -1], k[0, :, 0], v[0, :, 0]
         u = plan.operator(plan.query_tokens - 1, 0)
         logits = torch.einsum("hi,ij,hj->h", query, u, key)
         values = value @ u.mT if method.transform_values else value
         sizes.append((logits.square().mean().sqrt(), values.square().mean().sqrt()))
-    logit, value = (float(torch.log10(far / near)) for near, far in zip(*sizes, strict=True))
-    return logit, value
+    logit_slope, value_slope = (float(torch.log10(far / near)) for near, far in zip(*sizes, strict=True))
+    return logit_slope, value_slope
 
 
 def _largest(change: Tensor) -> float:
