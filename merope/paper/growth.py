@@ -49,7 +49,8 @@ def measure_growth(method: str, baseline_m: float) -> Growth:
     u = plan.operator(0, 1)
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(3, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
-    q, k, v = _as_attended(features[:, :, None].expand(-1, -1, 2, -1), plan)
+    query, key, value = features[:, :, None].expand(-1, -1, 2, -1).unbind()
+    q, k, v = _as_attended(query, key, value, plan)
     logits = torch.einsum("hi,ij,hj->h", q[:, 0], u, k[:, 1]) / math.sqrt(plan.head_dim)
     lengths = features.norm(dim=-1)
     bound = lengths[0] * lengths[1] / math.sqrt(plan.head_dim)
@@ -63,10 +64,11 @@ def measure_growth(method: str, baseline_m: float) -> Growth:
     )
 
 
-def _as_attended(features: Tensor, plan: AttentionPlan) -> Tensor:  # [3, HEADS, N, d]
+def _as_attended(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> tuple[Tensor, ...]:  # [HEADS, N, d] each
     """Queries, keys and values of every token as `attend` lets the operators have them."""
-    q, k, v = features[:, None].unbind()
-    return torch.cat(with_clamped_lengths(q, k, v, plan)) if plan.clamps_lengths else features
+    if not plan.clamps_lengths:
+        return q, k, v
+    return tuple(x[0] for x in with_clamped_lengths(q[None], k[None], v[None], plan))
 
 
 def attention_mass(
@@ -83,7 +85,7 @@ def attention_mass(
     scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
     k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
     q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
-    queries, k, _ = _as_attended(torch.stack((q[:, None].expand_as(k), k, k)), plan)
+    queries, k, _ = _as_attended(q[:, None].expand_as(k), k, k, plan)
     turned = torch.einsum("hi,bij->hbj", queries[:, token], plan.operators(token))
     weights = torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)  # [HEADS, key tokens]
     return weights.unflatten(-1, (frames, patches)).sum(-1).mean(0)
