@@ -1,5 +1,6 @@
 """What the ways of telling a block numbers of its cameras have in common; each way has a file of its own."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +47,13 @@ class ToldInput(ToldProcessor):
         out: Tensor = self.base(attn, self.told(hidden, features), *args, **kwargs)
         return self.projected(out)
 
+    @abstractmethod
     def told(
         self,
         hidden: Tensor,  # [B, N, width]
         features: Tensor,  # [B or 1, N, channels]
     ) -> Tensor:  # [B, N, width]
         """The input that queries, keys and values are made of."""
-        raise NotImplementedError
 
     def projected(self, out: Tensor) -> Tensor:  # [B, N, width] -> [B, N, width]
         """What becomes of the output."""

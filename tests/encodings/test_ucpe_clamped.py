@@ -91,6 +91,15 @@ def test_the_clamp_depends_on_the_world_frame_and_u_does_not() -> None:
     assert (merope.attend(q, k, v, here) - merope.attend(q, k, v, there)).abs().max() > 0.01
 
 
+def test_some_frames_attend_as_among_all() -> None:
+    """So ranks may share a clip, and streams go on: the frame is that of the poses, not of the first query."""
+    cameras, encoding = Cameras(random_poses(3), PINHOLE), UCPEClamped(16)
+    some = encoding.plan(cameras.at(slice(1, 3)), (2, 2), key=cameras, times=[1, 2], key_times=[0, 1, 2])
+    q, k, v = random_qkv(1, 2, 12, 16)
+    whole = merope.attend(q, k, v, encoding.plan(cameras, (2, 2)))
+    assert (merope.attend(q[:, :, 4:], k, v, some) - whole[:, :, 4:]).abs().max() < 1e-11
+
+
 def test_gradients_go_through_the_factors() -> None:
     plan = UCPEClamped(8).plan(Cameras(random_poses(2), PINHOLE), (1, 1))
     qkv = [x.requires_grad_() for x in random_qkv(1, 1, 2, 8)]
