@@ -110,6 +110,19 @@ def test_autocast_computes_as_half_precision(way: str) -> None:
     assert float((rounded - exact).norm() / exact.norm()) < 0.1
 
 
+@torch.no_grad()
+@each_way
+def test_a_float32_branch_on_a_half_precision_model(way: str) -> None:
+    transformer = tiny_wan(torch.bfloat16)
+    perturb(attach(transformer, way_config(way))).float()
+    rounded = run(transformer, cameras(batch=2))
+    exact = tiny_wan()
+    perturb(attach(exact, way_config(way)))
+    assert rounded.dtype == torch.bfloat16
+    expected = run(exact, cameras(batch=2))
+    assert float((rounded - expected).norm() / expected.norm()) < 0.1
+
+
 @each_way
 def test_gradients_reach_the_poses(way: str) -> None:
     transformer = tiny_wan(torch.float64)
