@@ -6,15 +6,12 @@ from typing import Any, Literal
 from merope.adapters.camera_attention import QKNorm
 from merope.adapters.history import HistoryPath
 from merope.adapters.rerope import PARTITION_96, Bands
+from merope.adapters.told_ways import FEATURES, TOLD_PROCESSORS, features_for
 from merope.encodings import ENCODINGS, encoding
-from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
 from merope.encodings.merope import MeRoPE
 from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.errors import invalid
-
-ADDITIVE = ("plucker", "origin_direction", "latitude_up")
-"""What `encoding` may be for additive conditioning."""
 
 DECIDED = ("head_dim", "kind", "translation_scale")
 """Fields of encodings that are no options: they follow from the model and from other fields of the config."""
@@ -22,7 +19,9 @@ DECIDED = ("head_dim", "kind", "translation_scale")
 PEAK_BLOCKS = (11, 13)
 """The two blocks with the largest camera modulation in Wan2.2 TI2V-5B (paper, Appendix "Injection schedule")."""
 
-Integration = Literal["parallel", "rerope", "additive"]
+Integration = Literal[
+    "parallel", "rerope", "additive", "recammaster", "motionctrl", "modulation", "epipolar", "raype", "roce"
+]
 Blocks = Literal["alternating", "every", "peak"] | list[int] | tuple[int, ...]
 
 
@@ -30,10 +29,12 @@ Blocks = Literal["alternating", "every", "peak"] | list[int] | tuple[int, ...]
 class CameraBranchConfig:
     """How cameras enter a video transformer.
 
-    encoding, encoding_options: name and options of `merope.encoding`; head_dim follows from the model. For additive
-        conditioning "plucker", "origin_direction" or "latitude_up" and the options of `merope.RayFeatures`.
+    encoding, encoding_options: name and options of `merope.encoding`; head_dim follows from the model. Integrations
+        other than the first two are told numbers per token: "plucker" or "origin_direction" (with the options of
+        `merope.RayFeatures`), "latitude_up" or "extrinsics"; "epipolar" takes "camco", "raype" takes "raype".
     integration: "parallel" (the paper's branch), "rerope" (camera channels in the backbone's own attention, no new
-        parameters) or "additive" (the CameraCtrl-style baseline).
+        parameters), "additive" (the CameraCtrl-style baseline), "recammaster", "motionctrl", "modulation",
+        "epipolar", "raype" or "roce" (docs/bases.md).
     compression: C; the branch has width / C channels in heads // C heads (Wan2.2 5B, C = 4: 6 heads of 128).
     blocks: "alternating" (1, 3, 5, …), "every", "peak" (11 and 13) or a list of block indices.
     qk_norm: None (the paper's parameter count leaves no room for one) or "rms".
@@ -62,7 +63,7 @@ class CameraBranchConfig:
 
     def __post_init__(self) -> None:
         check_types(type(self), vars(self))
-        names = sorted(ADDITIVE if self.integration == "additive" else ENCODINGS)
+        names = features_for(self.integration) if self.integration in TOLD_PROCESSORS else sorted(ENCODINGS)
         if self.encoding not in names:
             raise invalid("encoding", f"one of {names}", repr(self.encoding), f"{self.integration} takes these")
         if self.compression < 1:
@@ -82,7 +83,7 @@ class CameraBranchConfig:
 
     def _check_options(self) -> None:
         """Refuse options that the encoding does not have, or of another type, before a model is read."""
-        kind: Any = ENCODINGS.get(self.encoding, LatitudeUp if self.encoding == "latitude_up" else RayFeatures)
+        kind: Any = ENCODINGS.get(self.encoding) or FEATURES[self.encoding]
         known = [option.name for option in fields(kind) if option.name not in DECIDED]
         unknown = sorted(set(self.encoding_options) - set(known))
         if unknown:
@@ -143,12 +144,3 @@ def make_carved_encoding(name: str, channels: int, options: dict[str, Any], tran
     if issubclass(ENCODINGS[name], MeRoPE) and channels == sum(PARTITION_96):
         options = {"partition": PARTITION_96, **options}
     return make_encoding(name, channels, options, translation_scale)
-
-
-def make_features(name: str, options: dict[str, Any], translation_scale: float) -> AdditiveFeatures:
-    """The numbers per token that a kind of additive conditioning adds."""
-    if name in ("plucker", "origin_direction"):
-        return RayFeatures(kind=name, translation_scale=translation_scale, **options)  # type: ignore[arg-type]
-    if translation_scale != 1:
-        raise invalid("translation_scale", "1 for latitude_up", translation_scale, "it has no translations")
-    return LatitudeUp(**options)

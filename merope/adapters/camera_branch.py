@@ -10,7 +10,6 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
 import merope
-from merope.adapters.additive_wan import AdditiveAttention
 from merope.adapters.batching import (
     check_frame_count,
     check_whole_batch,
@@ -27,13 +26,14 @@ from merope.adapters.branch_config import (
     branch_heads,
     make_carved_encoding,
     make_encoding,
-    make_features,
 )
 from merope.adapters.camera_attention import CameraAttention, CameraProcessor, QKNorm, plan_dtype
 from merope.adapters.conditioning import CameraCondition, FrameShare, attended_dtype
 from merope.adapters.families import family_of, family_of_base
 from merope.adapters.history import HistoryPath, HistoryReferences, check_rotary_times, existing, joined, joint_times
 from merope.adapters.rerope import Bands, CarvedAttention, check_carve
+from merope.adapters.told_processor import BlockSizes
+from merope.adapters.told_ways import TOLD_PROCESSORS, make_features, told
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan
 from merope.attention.visible_cameras import Visibility
@@ -84,7 +84,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         self.frame_share: Callable[[int], FrameShare] | None = None  # of a clip's latent frames; set where ranks share
         self.encoding: Encoding | None = None
         self.features: AdditiveFeatures | None = None
-        build = {"parallel": self._parallel, "rerope": self._carved, "additive": self._additive}[integration]
+        build = {"parallel": self._parallel, "rerope": self._carved}.get(integration, self._told)
         self.camera_blocks = nn.ModuleDict({str(index): build() for index in indices})
         for index, processor in self.processors().items():
             processor.layer = f"camera.{index}"
@@ -139,9 +139,12 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         )
         return CarvedAttention(self.head_dim, carve)
 
-    def _additive(self) -> CameraProcessor:
-        self.features = make_features(self.config["encoding"], self._options(), self.config["translation_scale"])
-        return AdditiveAttention(self._width(), self.features)
+    def _told(self) -> CameraProcessor:
+        config, width = self.config, self._width()
+        self.features = make_features(config["encoding"], self._options(), config["translation_scale"])
+        narrow = max(width // config["compression"], 1)
+        sizes = BlockSizes(width, config["base"]["num_attention_heads"], narrow)
+        return TOLD_PROCESSORS[config["integration"]](sizes, self.features)
 
     def _width(self) -> int:
         width: int = self.config["base"]["num_attention_heads"] * self.config["base"]["attention_head_dim"]
@@ -183,11 +186,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
             located = _appended(located, references)
         located = self._told_up(located, latents)
         if self.features is not None:
-            features = self.features.features(located.cameras, located.grid)
-            if cameras.views > 1:  # every sample has those of its own view
-                features = features.expand(clips_of_batch(cameras, len(latents)), -1, -1)
-                features = features.unflatten(1, (cameras.views, -1)).flatten(0, 1)
-            return replace(located, features=features.to(plan_dtype(latents)))
+            return told(located, self.features, latents)
         assert self.encoding is not None
         if self.encoding.content_channels:  # every block makes its own plan from what it predicts
             return located
@@ -227,9 +226,10 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
 
     def _check_rig(self, history: HistoryReferences | None, sees: Visibility | None) -> None:
         """Refuse what a rig's cameras cannot be combined with."""
-        if self.config["integration"] == "rerope":
+        if self.config["integration"] in ("rerope", "epipolar"):
             fix = 'make the branch with integration="parallel"'
-            raise invalid("integration", '"parallel" or "additive" for a rig', '"rerope"', fix)
+            got = repr(self.config["integration"])
+            raise invalid("integration", 'neither "rerope" nor "epipolar" for a rig', got, fix)
         for name, given in (
             ("history", existing(history) is not None),
             ("a causal model", sees is not None),

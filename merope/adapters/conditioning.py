@@ -32,7 +32,8 @@ class CameraCondition:
     """Cameras made ready for a batch of latents: what all blocks, denoising steps and guidance passes share.
 
     plan: of encodings that are pure geometry; those that read tokens make one in every block from `cameras`.
-    features: of additive conditioning.
+    features: of integrations that are told numbers per token.
+    mask: which keys each token sees in an attention of its own, beside self-attention.
     gather: (keys or values, dimension of tokens) → those of all ranks, where each rank holds the tokens of some frames
         and `plan` is for these queries and all keys.
     history: retrieved references of every sample. History "ca" has a `history_plan` of video tokens and references;
@@ -46,6 +47,7 @@ class CameraCondition:
     times: Times | None = None  # latent-frame index of every camera
     plan: AttentionPlan | None = None
     features: Tensor | None = None  # [B or 1, N, channels]
+    mask: Tensor | None = None  # bool [B or 1, N, keys]
     gather: Callable[[Tensor, int], Tensor] | None = None
     history: HistoryReferences | None = None
     history_plan: AttentionPlan | None = None
@@ -64,7 +66,7 @@ class CameraCondition:
         """
         if device is None or self.cameras.device == torch.device(device):
             return self
-        names = ("plan", "features", "history", "history_plan")
+        names = ("plan", "features", "mask", "history", "history_plan")
         moved = {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
         return replace(self, cameras=self.cameras.to(device), **moved)
 

@@ -19,7 +19,8 @@ from merope.attention.plan import AttentionPlan
 def can_keep(q: Tensor, plan: AttentionPlan) -> bool:
     """Whether turned keys give the numbers of `attend`: on a CPU, without gradients, every token with a camera."""
     all_posed = plan.cameraless_queries.numel() == 0 and not plan.has_cameraless_keys
-    return not q.is_cuda and not torch.is_grad_enabled() and plan.visible_keys is None and all_posed
+    is_plain = plan.visible_keys is None and not plan.clamps_lengths
+    return not q.is_cuda and not torch.is_grad_enabled() and is_plain and all_posed
 
 
 class TurnedKeys:

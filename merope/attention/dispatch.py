@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from merope.attention.kernels.support import bytes_per_camera, carried_width, sees_in_parts, why_not_fused
+from merope.attention.length_clamp import with_clamped_lengths
 from merope.attention.plan import AttentionPlan
 from merope.attention.reference import attend_reference
 from merope.attention.sdpa import attend_sdpa
@@ -41,6 +42,8 @@ def attend(
     if backend not in ("auto", "reference", "sdpa", "fused"):
         raise invalid("backend", '"auto", "reference", "sdpa" or "fused"', repr(backend), 'use "auto"')
     with torch.autocast(q.device.type, enabled=False):  # the dtype of q was chosen by the caller
+        if plan.clamps_lengths:
+            q, k, v = with_clamped_lengths(q, k, v, plan)
         if backend == "reference":
             return attend_reference(q, k, v, plan)
         if backend == "fused" or (backend == "auto" and _picks_fused(q, k, plan, memory_budget)):

@@ -60,6 +60,7 @@ class AttentionPlan:
     query_has_camera: Tensor  # bool [B or 1, query tokens]
     key_has_camera: Tensor  # bool [B or 1, key tokens]
     transform_values: bool = True  # False: U acts on the logits only
+    clamps_lengths: bool = False  # True: `attend` keeps Oᵀq, K k and K v as short as q, k and v
     visible_keys: KeyRanges | None = None  # None: every query sees every key
     cameraless_queries: Tensor = field(init=False)  # int64 [M], those without a camera in at least one sample
     has_cameraless_keys: bool = field(init=False)
@@ -71,6 +72,7 @@ class AttentionPlan:
         assert all(block.start >= stop for block, stop in zip(self.blocks, stops, strict=False)), "blocks out of order"
         assert all(block.camera or block.key.groups == 1 for block in self.blocks), "only camera blocks may be grouped"
         _check_blocks(self)
+        assert not self.clamps_lengths or self.groups == 1, "grouped keys have a length for every query camera"
         # Decided once, here: reading them off a GPU in every layer would stall it.
         # Without a camera block, tokens without a camera are like all others.
         lonely = ~self.query_has_camera if self.camera_blocks else torch.zeros_like(self.query_has_camera)
@@ -121,7 +123,7 @@ class AttentionPlan:
         return self.operators(query_token, batch, head)[key_token]
 
     def operators(self, query_token: int, batch: int = 0, head: int = 0) -> Tensor:  # [key tokens, head_dim, head_dim]
-        """Dense U_ab of one query token with every key token.
+        """Dense U_ab of one query token with every key token, without the factors of `clamps_lengths`.
 
         `head` counts the tables' groups of heads, where an encoding treats heads differently (URoPE): head h of H is
         `plan.for_heads(H).operators(..., head=h)`.
@@ -227,6 +229,8 @@ class AttentionPlan:
             query = "identity" if block.query is None else list(block.query.table.shape)
             tables = f"query {query}, key {list(block.key.table.shape)}"
             lines.append(f"  {block.start:>4}:{block.stop:<4} {block.name:<12} {block.key.form:<10} {tables}")
+        if self.clamps_lengths:
+            lines.append("  queries, keys and values are clamped to the length that they had before")
         if self.visible_keys is not None:
             counts = [sum(stop - start for start, stop in ranges) for ranges in self.visible_keys[:-1]]
             lines.append(f"  a query camera sees {min(counts)} to {max(counts)} key tokens")

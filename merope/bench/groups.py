@@ -2,6 +2,17 @@
 
 Groups = dict[str, tuple[str, ...]]
 
+OTHER_WAYS = (
+    "ucpe-clamped",
+    "recammaster",
+    "motionctrl",
+    "modulation",
+    "camco",
+    "camco-all-frames",
+    "raype",
+    "roce",
+)
+
 WORLD: Groups = {
     "Encodings (Table 1)": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
     "Components (ablation)": (
@@ -24,6 +35,7 @@ WORLD: Groups = {
     "Angular resolution": ("raynova-coarse", "fine-native", "direction-phases"),
     "Four times as long": ("long-raynova", "long-merope"),
     "Added to a trained model": ("after-none-gta", "after-none-raynova", "after-none-merope"),
+    "Other ways to tell the camera": OTHER_WAYS,
 }
 """Every row of configs/world."""
 
@@ -50,6 +62,7 @@ MINIATURE: Groups = {
     "Mixed lenses": (
         *("mixed-lenses-ucpe", "mixed-lenses-raynova", "mixed-lenses-merope", "mixed-lenses-direction-phases"),
     ),
+    "Other ways to tell the camera": OTHER_WAYS,
 }
 """Every row of configs/miniature, but base.toml, which all of them begin with."""
 

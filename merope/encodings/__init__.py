@@ -13,6 +13,7 @@ from merope.encodings.protocol import Encoding
 from merope.encodings.raynova import RayNova
 from merope.encodings.rayrope import RayRoPE
 from merope.encodings.ucpe import UCPE
+from merope.encodings.ucpe_clamped import UCPEClamped
 from merope.encodings.urope import URoPE
 from merope.encodings.viewrope import ViewRope
 from merope.errors import invalid
@@ -24,6 +25,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "gta": GTA,
     "prope": PRoPE,
     "ucpe": UCPE,
+    "ucpe_clamped": UCPEClamped,
     "raynova": RayNova,
     "viewrope": ViewRope,
     "urope": URoPE,

@@ -43,8 +43,8 @@ class GTA(Encoding):
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks; camera and SO(2) blocks with image_plane "so2"."""
-        query_matrices = inverse(scaled_poses(query, self.translation_scale))[:, :, None]
-        key_matrices = scaled_poses(key, self.translation_scale)[:, :, None]
+        query_matrices = inverse(scaled_poses(query.origin_from_camera, self.translation_scale))[:, :, None]
+        key_matrices = scaled_poses(key.origin_from_camera, self.translation_scale)[:, :, None]
         if self.image_plane == "rope":
             return half_camera_blocks(self.head_dim, self.rope_base, query, query_matrices, key, key_matrices)
         half = self.head_dim // 2
@@ -59,9 +59,11 @@ def check_translation_scale(scale: float) -> None:
         raise invalid("translation_scale", "finite and at least 0", scale, fix)
 
 
-def scaled_poses(tokens: Tokens, translation_scale: float) -> Tensor:  # [B, V, 4, 4]
-    """origin_from_camera with its translations multiplied by the scale."""
-    poses = tokens.origin_from_camera
+def scaled_poses(
+    poses: Tensor,  # [B, V, 4, 4]
+    translation_scale: float,
+) -> Tensor:  # [B, V, 4, 4]
+    """Poses with their translations multiplied by the scale."""
     return rigid(poses[..., :3, :3], translation_scale * poses[..., :3, 3])
 
 

@@ -42,8 +42,8 @@ class PRoPE(Encoding):
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks: O = lift(K) T⁻¹, K-side = T lift(K⁻¹), both in closed form."""
-        query_matrices = inverse(scaled_poses(query, self.translation_scale))
-        key_matrices = scaled_poses(key, self.translation_scale)
+        query_matrices = inverse(scaled_poses(query.origin_from_camera, self.translation_scale))
+        key_matrices = scaled_poses(key.origin_from_camera, self.translation_scale)
         if self.intrinsics:
             focal, centre = normalised_intrinsics(query, self._pinhole(query))
             query_matrices = _lifted(focal, centre) @ query_matrices

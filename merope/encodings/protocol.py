@@ -29,7 +29,10 @@ class Encoding(ABC):
     """Numbers per token that `plan` must be given as `content`; 0 for encodings that are pure geometry."""
 
     in_world: ClassVar[bool] = False
-    """Whether U depends on the world frame. Branches then take that of the clip's first camera."""
+    """Whether U, or its clamp, depends on the world frame. Branches then take that of the clip's first camera."""
+
+    clamps_lengths: ClassVar[bool] = False
+    """Whether `attend` scales queries, keys and values back to the length they had before O and K."""
 
     def __post_init__(self) -> None:
         """Options have the types that their fields declare; encodings with further rules check these after it."""
@@ -80,6 +83,7 @@ class Encoding(ABC):
             query_has_camera=query_side.has_camera,
             key_has_camera=key_side.has_camera,
             transform_values=self.transform_values,
+            clamps_lengths=self.clamps_lengths,
             visible_keys=None if sees is None else _visible_keys(sees, query_side, key_side),
         )
 

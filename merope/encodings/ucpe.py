@@ -55,9 +55,12 @@ class UCPE(Encoding):
 
     def _origin_from_ray(self, tokens: Tokens) -> Tensor:  # [B, V, P, 4, 4]
         """D⁻¹ of every token, with the scaled translation of its camera."""
-        poses = scaled_poses(tokens, self.translation_scale)[:, :, None]
+        poses = self._poses(tokens)[:, :, None]
         rotation = poses[..., :3, :3] @ level_frames(self._rays(tokens))
         return rigid(rotation, poses[..., :3, 3].expand(*rotation.shape[:-2], 3))
+
+    def _poses(self, tokens: Tokens) -> Tensor:  # [B, V, 4, 4]
+        return scaled_poses(tokens.origin_from_camera, self.translation_scale)
 
     def _rays(self, tokens: Tokens) -> Tensor:  # [B or 1, V or 1, P, 3]
         if self.ray_offset == PATCH_CENTRE:

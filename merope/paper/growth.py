@@ -12,11 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merope.attention.length_clamp import with_clamped_lengths
+from merope.attention.plan import AttentionPlan
 from merope.encodings import encoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 
-METHODS = {"gta": "GTA", "merope": "MeRoPE", "merope_phases": "MeRoPE, phases"}
+METHODS = {"gta": "GTA", "ucpe_clamped": "UCPE, clamped", "merope": "MeRoPE", "merope_phases": "MeRoPE, phases"}
 BASELINES_M = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 MASS_BASELINES_M = (1.0, 10.0, 50.0, 200.0)
 LENS = Pinhole(406.0, 406.0, 256.0, 144.0, 512, 288)  # a 64° driving camera
@@ -46,10 +48,13 @@ def measure_growth(method: str, baseline_m: float) -> Growth:
     plan = encoding(method).plan(straight_path(2, baseline_m), grid=(1, 1))
     u = plan.operator(0, 1)
     generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
-    logits = torch.einsum("hi,ij,hj->h", q, u, k) / math.sqrt(plan.head_dim)
-    bound = q.norm(dim=-1) * k.norm(dim=-1) / math.sqrt(plan.head_dim)
-    norms = (v @ u.mT).norm(dim=-1) / v.norm(dim=-1)
+    features = torch.randn(3, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
+    query, key, value = features[:, :, None].expand(-1, -1, 2, -1).unbind()
+    q, k, v = _as_attended(query, key, value, plan)
+    logits = torch.einsum("hi,ij,hj->h", q[:, 0], u, k[:, 1]) / math.sqrt(plan.head_dim)
+    lengths = features.norm(dim=-1)
+    bound = lengths[0] * lengths[1] / math.sqrt(plan.head_dim)
+    norms = (v[:, 1] @ u.mT).norm(dim=-1) / lengths[2]
     return Growth(
         method=method,
         baseline_m=baseline_m,
@@ -57,6 +62,13 @@ def measure_growth(method: str, baseline_m: float) -> Growth:
         largest_logit=float((logits.abs() / bound).max()),
         value_norm=float(norms.square().mean().sqrt()),
     )
+
+
+def _as_attended(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> tuple[Tensor, ...]:  # [HEADS, N, d] each
+    """Queries, keys and values of every token as `attend` lets the operators have them."""
+    if not plan.clamps_lengths:
+        return q, k, v
+    return tuple(x[0] for x in with_clamped_lengths(q[None], k[None], v[None], plan))
 
 
 def attention_mass(
@@ -73,7 +85,8 @@ def attention_mass(
     scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
     k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
     q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
-    turned = torch.einsum("hi,bij->hbj", q, plan.operators(token))
+    queries, k, _ = _as_attended(q[:, None].expand_as(k), k, k, plan)
+    turned = torch.einsum("hi,bij->hbj", queries[:, token], plan.operators(token))
     weights = torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)  # [HEADS, key tokens]
     return weights.unflatten(-1, (frames, patches)).sum(-1).mean(0)
 
@@ -99,7 +112,7 @@ def growth_table(growth: list[Growth]) -> str:
     lines = [
         "Two cameras on a straight road, random features. A norm-preserving encoding keeps both columns at 1.",
         "",
-        f"{'baseline':>10}{'logit, rms':^48}{'‖U v‖ / ‖v‖, rms':^48}",
+        f"{'baseline':>10}{'logit, rms':^64}{'‖U v‖ / ‖v‖, rms':^64}",
         f"{'':>10}" + 2 * "".join(f"{label:>16}" for label in METHODS.values()),
     ]
     for baseline_m in BASELINES_M:
@@ -125,6 +138,7 @@ def mass_table(mass: dict[str, dict[float, list[float]]]) -> str:
 
 STYLE = {
     "gta": ("o-", "#c44e52", "Reds"),
+    "ucpe_clamped": ("s:", "#dd8452", "Oranges"),
     "merope": ("o-", "#4c72b0", "Blues"),
     "merope_phases": ("x--", "#55a868", "Greens"),
 }
@@ -153,7 +167,7 @@ def draw_mass(mass: dict[str, dict[float, list[float]]], folder: Path) -> Path:
     """Attention mass by frame, one curve a drive length, one panel a method."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, len(STYLE), figsize=(4.3 * len(STYLE), 3.4), sharey=True, layout="constrained")
     for axis, (method, (_, _, shades)) in zip(axes, STYLE.items(), strict=True):
         for shade, (length, shares) in zip(
             torch.linspace(0.3, 0.95, len(mass[method])), mass[method].items(), strict=True

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from merope.attention.length_clamp import with_clamped_lengths
+from merope.attention.plan import AttentionPlan
 from merope.encodings import encoding
 from merope.encodings.protocol import Encoding
 from merope.encodings.urope import URoPE
@@ -33,8 +35,8 @@ PAPER = {  # name: (A), (B), (C) as printed in the paper's Table 1
     "crepe": (False, False, False),
     "merope": (True, False, True),
 }
-MEASURED = (*PAPER, "merope_phases")
-"""The methods of the paper, then ours."""
+MEASURED = (*PAPER, "merope_phases", "ucpe_clamped")
+"""The methods of the paper, then ours, then SANA-WM's UCPE."""
 GRID = (1, 2)
 LENS = Pinhole(300.0, 300.0, 250.0, 150.0, 512, 288)
 INVARIANT = 1e-9  # a change of U below this is rounding
@@ -46,7 +48,7 @@ class Properties:
     """Measurements of one encoding. Changes of U are largest entries over all pairs of tokens."""
 
     name: str
-    world_change: float  # of U under random rigid changes of the world
+    world_change: float  # of U, and of clamped features, under random rigid changes of the world
     blind_directions: int  # of the 6 degrees of freedom of the relative pose
     scale_change: float  # of U when all translations grow by 1 %
     depth_change: float  # of U when every depth that the method assumes or predicts is doubled
@@ -91,11 +93,11 @@ def measure(name: str) -> Properties:
     logit_exponent, value_exponent = _growth_exponents(method)
     return Properties(
         name=name,
-        world_change=max(_largest(_operators(method, world @ poses) - u) for world in _worlds()),
+        world_change=max(_clamp_change(method), *(_largest(moved - u) for moved in _in_other_worlds(method, poses))),
         blind_directions=sum(_largest(_operators(method, moved) - u) < INVARIANT for moved in _nudged(poses)),
         scale_change=_largest(_operators(method, scaled) - u),
         depth_change=_depth_change(method, poses, u),
-        groups=method.plan(Cameras(poses, LENS), GRID, content=_content(method, len(poses), 1.0)).groups,
+        groups=_plan(method, poses).groups,
         factorisation_defect=_factorisation_defect(u),
         norm_defect=max(_norm_defect(_operators(method, _apart(baseline_m))[::5]) for baseline_m in BASELINES_M),
         logit_exponent=logit_exponent,
@@ -105,8 +107,16 @@ def measure(name: str) -> Properties:
 
 def _operators(method: Encoding, poses: Tensor, depth_factor: float = 1.0) -> Tensor:  # [Nq, Nk, d, d]
     """U of all pairs of tokens; predicted depths are random but fixed, and can be scaled."""
-    plan = method.plan(Cameras(poses, LENS), GRID, content=_content(method, len(poses), depth_factor))
+    plan = _plan(method, poses, depth_factor)
     return torch.stack([plan.operators(token) for token in range(plan.query_tokens)])
+
+
+def _in_other_worlds(method: Encoding, poses: Tensor) -> list[Tensor]:
+    return [_operators(method, world @ poses) for world in _worlds()]
+
+
+def _plan(method: Encoding, poses: Tensor, depth_factor: float = 1.0) -> AttentionPlan:
+    return method.plan(Cameras(poses, LENS), GRID, content=_content(method, len(poses), depth_factor))
 
 
 def _content(method: Encoding, cameras: int, depth_factor: float) -> Tensor | None:  # [1, N, 2]
@@ -127,6 +137,18 @@ def _depth_change(method: Encoding, poses: Tensor, u: Tensor) -> float:
     return _largest(_operators(doubled, poses, depth_factor=2.0) - u)
 
 
+def _clamp_change(method: Encoding) -> float:
+    """Change of features by the world frame where `attend` clamps them; 0 for all methods that do not."""
+    if not method.clamps_lengths:
+        return 0.0
+    plans = [_plan(method, world @ _clip()) for world in (torch.eye(4, dtype=torch.float64), *_worlds())]
+    shape = (3, 1, 1, plans[0].query_tokens, method.head_dim)
+    features = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    q, k, v = features.unbind()
+    first, *others = (torch.stack(with_clamped_lengths(q, k, v, plan)) for plan in plans)
+    return max(_largest(other - first) for other in others)
+
+
 def _factorisation_defect(u: Tensor) -> float:
     """Spread over keys b of U_ab U_cb⁻¹, for queries a and c in different cameras."""
     a, c = 0, GRID[0] * GRID[1] + 1
@@ -140,16 +162,24 @@ def _norm_defect(u: Tensor) -> float:
 
 
 def _growth_exponents(method: Encoding) -> tuple[float, float]:
-    """Slopes of log rms logit and log rms ‖U v‖ against log baseline, from 1 to 10 km."""
+    """Slopes of log rms logit and log rms ‖U v‖ against log baseline, from 1 to 10 km.
+
+    The query is in the far camera, the key in the near one: a clamp of keys and values has nothing to do there.
+    """
     features = torch.randn(3, 256, method.head_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     sizes = []
     for baseline_m in (1e3, 1e4):
-        u = _operators(method, _apart(baseline_m))[0, -1]
-        logits = torch.einsum("hi,ij,hj->h", features[0], u, features[1])
-        values = features[2] @ u.mT if method.transform_values else features[2]
+        plan = _plan(method, _apart(baseline_m))
+        q, k, v = features[:, None, :, None].expand(-1, 1, -1, plan.query_tokens, -1).unbind()
+        if plan.clamps_lengths:
+            q, k, v = with_clamped_lengths(q, k, v, plan)
+        query, key, value = q[0, :, -1], k[0, :, 0], v[0, :, 0]
+        u = plan.operator(plan.query_tokens - 1, 0)
+        logits = torch.einsum("hi,ij,hj->h", query, u, key)
+        values = value @ u.mT if method.transform_values else value
         sizes.append((logits.square().mean().sqrt(), values.square().mean().sqrt()))
-    logit, value = (float(torch.log10(far / near)) for near, far in zip(*sizes, strict=True))
-    return logit, value
+    logit_slope, value_slope = (float(torch.log10(far / near)) for near, far in zip(*sizes, strict=True))
+    return logit_slope, value_slope
 
 
 def _largest(change: Tensor) -> float:

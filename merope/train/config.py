@@ -222,8 +222,9 @@ class TrainConfig:
             "objective.causal_block_frames": self.objective.causal_block_frames is not None,
             "[history]": self.history is not None,
             "parallel.context": self.parallel.context != 1,
-            'branch.integration = "rerope"': self.branch != "none" and self.branch.integration == "rerope",
         }
+        for way in ("rerope", "epipolar"):
+            given[f'branch.integration = "{way}"'] = self.branch != "none" and self.branch.integration == way
         for name in (name for name, is_given in given.items() if is_given):
             raise invalid(f"{name} with a rig of {self.data.views} views", "left out", "given", "train one view")
 

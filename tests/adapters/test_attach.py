@@ -181,10 +181,11 @@ def test_every_encoding_starts_at_the_base_model_and_learns(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "options"), [("merope", TINY_MEROPE), ("merope_phases", TINY_MEROPE), ("raynova", {})]
+    ("encoding", "options"),
+    [("merope", TINY_MEROPE), ("merope_phases", TINY_MEROPE), ("raynova", {}), ("ucpe_clamped", {})],
 )
 def test_the_world_frame_has_no_effect(encoding: str, options: dict[str, object]) -> None:
-    """Not even on RayNova, whose phases are of the world: maps and reconstructions have origins of their own."""
+    """Not even on RayNova, whose phases are of the world, nor on a clamp: maps have origins of their own."""
     transformer = tiny_wan(torch.float64, attention_head_dim=24 if options else 32)
     perturb(attach(transformer, tiny_config(encoding=encoding, encoding_options=options)))
     poses = random_poses(2, 3)

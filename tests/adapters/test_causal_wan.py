@@ -175,7 +175,9 @@ def test_what_was_forgotten_leaves_no_trace(model: WanTransformer3DModel) -> Non
     assert torch.equal(*made)
 
 
-@pytest.mark.parametrize("config", [{"encoding": "raynova"}, {"encoding": "prope", "translation_scale": 0.1}])
+@pytest.mark.parametrize(
+    "config", [{"encoding": "raynova"}, {"encoding": "ucpe_clamped"}, {"encoding": "prope", "translation_scale": 0.1}]
+)
 def test_other_encodings_stream_too(config: dict[str, Any]) -> None:
     transformer = causal_wan(head_dim=48, encoding_options={}, compression=1, **config)
     inputs = tiny_inputs(shape=SHAPE) | {"timestep": torch.zeros(2)}

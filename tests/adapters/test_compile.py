@@ -14,6 +14,7 @@ from merope.adapters.attachment import attach, attached_branch
 from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.conditioning import CameraCondition
 from merope.adapters.families import FAMILIES
+from merope.adapters.told_ways import OWN_FEATURES, TOLD_PROCESSORS
 from merope.attention.plan import AttentionPlan
 
 
@@ -86,6 +87,22 @@ def test_blocks_compiled_one_by_one_take_plain_cameras() -> None:
             clips = cameras(batch=2, seed=seed)
             assert (run(transformer, clips) - run(eager, clips)).abs().max() < 1e-5
     assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("way", [*TOLD_PROCESSORS, "ucpe_clamped"])
+def test_blocks_of_every_integration_train_compiled(way: str) -> None:
+    """As `merope train` compiles them: one by one, each as a whole graph."""
+    own = OWN_FEATURES.get(way, "plucker")
+    told = {"encoding": way} if way == "ucpe_clamped" else {"integration": way, "encoding": own}
+    transformer = tiny_wan(num_layers=1).train()
+    branch = perturb(attach(transformer, tiny_config(encoding_options={}, blocks="every", **told)), scale=0.1)
+    eager = copy.deepcopy(transformer)
+    transformer.compile_repeated_blocks(fullgraph=True, backend="eager")
+    for model in (transformer, eager):
+        run(model, cameras(batch=2)).square().sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    for ours, theirs in zip(branch.parameters(), attached_branch(eager).parameters(), strict=True):
+        assert (ours.grad - theirs.grad).abs().max() <= 1e-3 * theirs.grad.abs().max() + 1e-6
 
 
 def test_plain_cameras_in_a_whole_graph_are_refused() -> None:

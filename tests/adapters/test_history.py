@@ -22,6 +22,9 @@ from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences, joined
 from merope.geometry.cameras import Cameras
 
+WORLD_ENCODINGS = ("merope", "raynova", "ucpe_clamped")
+"""The last two depend on the frame that they are given."""
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_fresh_cross_attention_changes_no_bit(dtype: torch.dtype) -> None:
@@ -150,7 +153,7 @@ def test_cross_attention_takes_the_encodings_plan_of_both_sides() -> None:
     assert ready.plan.key_tokens == 18
 
 
-@pytest.mark.parametrize("encoding", ["merope", "raynova"])
+@pytest.mark.parametrize("encoding", WORLD_ENCODINGS)
 @pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1000), metres=st.sampled_from([0.0, 10.0, 1e4]))
@@ -176,7 +179,7 @@ def world_model(path: str, encoding: str) -> WanTransformer3DModel:
     return transformer
 
 
-world_models = {(path, encoding): world_model(path, encoding) for path in PATHS for encoding in ("merope", "raynova")}
+world_models = {(path, encoding): world_model(path, encoding) for path in PATHS for encoding in WORLD_ENCODINGS}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -317,6 +320,12 @@ def test_a_copied_model_keeps_its_own_history() -> None:
     [
         {"integration": "rerope", "carve": (4, 0, 4), "encoding": "gta"},
         {"integration": "additive", "encoding": "plucker"},
+        {"integration": "recammaster", "encoding": "extrinsics"},
+        {"integration": "motionctrl", "encoding": "extrinsics"},
+        {"integration": "modulation", "encoding": "plucker"},
+        {"integration": "epipolar", "encoding": "camco"},
+        {"integration": "raype", "encoding": "raype"},
+        {"integration": "roce", "encoding": "plucker"},
         {"encoding": "rayrope"},
     ],
 )

@@ -148,6 +148,12 @@ def test_encodings_that_read_tokens_read_those_of_all_views() -> None:
     assert float((output(transformer, RIG, other) - output(transformer, RIG, latents))[0].abs().max()) > 1e-6
 
 
+def test_an_epipolar_mask_of_a_rig_is_refused() -> None:
+    _, branch = with_branch(integration="epipolar", encoding="camco", encoding_options={})
+    with pytest.raises(ValueError, match=r"""neither "rerope" nor "epipolar" for a rig, got 'epipolar'"""):
+        branch.prepare(RIG, noise(*ONE_CLIP))
+
+
 def test_what_a_rig_cannot_be_combined_with_is_refused() -> None:
     _, branch = with_branch(history="ca")
     latents = noise(*ONE_CLIP)

@@ -20,6 +20,7 @@ from merope.encodings.protocol import Encoding
 from merope.encodings.raynova import RayNova
 from merope.encodings.rayrope import RayRoPE
 from merope.encodings.ucpe import UCPE
+from merope.encodings.ucpe_clamped import UCPEClamped
 from merope.encodings.urope import URoPE
 from merope.encodings.viewrope import ViewRope
 
@@ -100,6 +101,9 @@ METHODS = {
     "gta": Method({"": GTA(16), "so2": GTA(16, image_plane="so2")}, norms="grown"),
     "prope": Method({"": PRoPE(16)}, norms="grown", pinhole_only=True),
     "ucpe": Method({"": UCPE(16), "corner": UCPE(16, ray_offset=(0.0, 0.0))}, norms="grown"),
+    "ucpe_clamped": Method(
+        {"": UCPEClamped(16), "corner": UCPEClamped(16, ray_offset=(0.0, 0.0))}, norms="grown", farthest=None
+    ),
     "raynova": Method(
         {"": RayNova(32), "values": RayNova(32, transform_values=True)},
         norms="kept",

@@ -25,6 +25,7 @@ from torch import Tensor
 
 import merope
 from merope import Cameras, Lens, Pinhole
+from merope.attention.length_clamp import with_clamped_lengths
 from merope.encodings import ENCODINGS
 from merope.encodings.protocol import Encoding
 from merope.geometry.poses import rigid
@@ -132,8 +133,9 @@ def test_values_are_transformed_on_request_only(method: Method) -> None:
     q, k, v = random_qkv(1, 1, 2, plain.head_dim)
     weights = merope.attend(q, k, torch.eye(2, plain.head_dim, dtype=torch.float64)[None, None], plain)[..., :2]
     assert (merope.attend(q, k, v, plain) - weights @ v).abs().max() < 1e-12
+    carried = with_clamped_lengths(q, k, v, turned)[2] if turned.clamps_lengths else v
     for a in range(2):
-        values = (turned.operators(a) @ v[0, 0, :, :, None]).squeeze(-1)
+        values = (turned.operators(a) @ carried[0, 0, :, :, None]).squeeze(-1)
         assert (merope.attend(q, k, v, turned)[0, 0, a] - weights[0, 0, a] @ values).abs().max() < 1e-11
 
 
@@ -290,6 +292,7 @@ def test_contents_of_other_clips_or_elsewhere_are_refused(name: str, side: str) 
         ("gta", 30, "a multiple of 8, got 30; the nearest is 32"),
         ("prope", 60, "a multiple of 8, got 60; the nearest is 64"),
         ("ucpe", 100, "a multiple of 8, got 100; the nearest is (96|104)"),
+        ("ucpe_clamped", 20, "a multiple of 8, got 20; the nearest is (16|24)"),
         ("raynova", 100, "a multiple of 16, got 100; the nearest is 96"),
         ("viewrope", 31, "even and at least 14, got 31; the nearest is 32$"),
         ("viewrope", 12, "even and at least 14, got 12; the nearest is 14$"),

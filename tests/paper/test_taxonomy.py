@@ -23,11 +23,17 @@ def test_all_ten_methods_agree_with_the_paper(rows: list[taxonomy.Properties]) -
 
 def test_direction_phases_give_up_what_merope_does(rows: list[taxonomy.Properties]) -> None:
     (papers,) = (row for row in rows if row.name == "merope")
-    (ours,) = (row for row in rows if row.name not in taxonomy.PAPER)
-    assert ours.name == "merope_phases"
+    (ours,) = (row for row in rows if row.name == "merope_phases")
     assert ours.measured == papers.measured == (True, False, True)
     assert ours.agrees_with_paper  # which does not speak of it
     assert ours.factorisation_defect > 0.1
+
+
+def test_the_clamp_bounds_logits_and_costs_the_relative_pose(rows: list[taxonomy.Properties]) -> None:
+    (clamped,) = (row for row in rows if row.name == "ucpe_clamped")
+    assert clamped.measured == (False, True, False)
+    assert clamped.world_change > 0.1  # of features, although U keeps still
+    assert clamped.blind_directions == 0
 
 
 def test_numbers_behind_the_answers(rows: list[taxonomy.Properties]) -> None:
@@ -38,9 +44,10 @@ def test_numbers_behind_the_answers(rows: list[taxonomy.Properties]) -> None:
     assert {row.name for row in rows if row.depth_change > 0.1} == {"urope", "rayrope", "crepe"}
     assert {row.name for row in rows if row.groups > 1} == {"urope", "rayrope", "crepe", "merope", "merope_phases"}
     for row in rows:
-        grows = row.name in ("cape", "gta", "prope", "ucpe")
+        grows = row.name in ("cape", "gta", "prope", "ucpe", "ucpe_clamped")
         assert (row.norm_defect > 1e3) == grows  # at 10 km
-        assert row.logit_exponent == pytest.approx(1.0 if grows else 0.0, abs=0.1)
+        is_clamped = row.name == "ucpe_clamped"
+        assert row.logit_exponent == pytest.approx(1.0 if grows and not is_clamped else 0.0, abs=0.1)
         transforms_values = row.name != "cape"  # which acts on logits only
         assert row.value_exponent == pytest.approx(1.0 if grows and transforms_values else 0.0, abs=0.1)
 
@@ -52,7 +59,10 @@ def test_command_prints_and_succeeds(
     assert main(["taxonomy", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {entry["name"]: entry["A"] for entry in printed}["merope"] is True
-    assert [entry["name"] for entry in printed if entry["paper"] is None] == ["merope_phases"]
+    assert [entry["name"] for entry in printed if entry["paper"] is None] == [
+        "merope_phases",
+        "ucpe_clamped",
+    ]
     assert main(["taxonomy"]) == 0
     *_, line = (line for line in capsys.readouterr().out.splitlines() if line.startswith("merope"))
     assert line.split()[:4] == ["merope_phases", "Yes", "No", "Yes"]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from nuscenes_rigs import add_camera
 
 from merope.adapters.attachment import attached_branch
+from merope.adapters.branch_config import CameraBranchConfig
 from merope.bench.generated import load_trained
 from merope.cli import main
 from merope.datasets.cache import CachedSource
@@ -102,6 +104,12 @@ def test_what_takes_one_view_is_refused_before_a_model_is_read(tmp_path: Path, c
     options = ("branch.encoding_options={}",) if "rerope" in change else ()
     with pytest.raises(ValueError, match="with a rig of 6 views must be left out"):
         rig_config(tmp_path, *options, change)
+
+
+def test_an_epipolar_mask_is_refused_before_a_model_is_read(tmp_path: Path) -> None:
+    branch = CameraBranchConfig(integration="epipolar", encoding="camco")
+    with pytest.raises(ValueError, match='integration = "epipolar" with a rig of 6 views must be left out'):
+        replace(rig_config(tmp_path), branch=branch)
 
 
 def test_a_rig_of_nuscenes_trains_from_frames_and_from_a_cache(tiny_files: Path, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import torch
 from scenes import random_poses
 
 from merope import Cameras, Pinhole, UnifiedCamera
-from merope.adapters.branch_config import make_carved_encoding, make_encoding, make_features
+from merope.adapters.branch_config import make_carved_encoding, make_encoding
+from merope.adapters.told_ways import FEATURES, make_features
 from merope.cli import main
 from merope.datasets.cache import CachedData
 from merope.train.build import world_clips
@@ -148,7 +149,7 @@ def test_every_shipped_config_takes_the_lenses_of_its_data(file: Path) -> None:
     world = world_clips(config).cameras([0]) if config.data.kind == "world" else None
     cameras = world or Cameras(random_poses(1, 3), lenses[config.data.kind])
     options, scale = branch.encoding_options, branch.translation_scale
-    if branch.integration == "additive":
+    if branch.encoding in FEATURES:
         assert make_features(branch.encoding, options, scale).features(cameras, (2, 3)).isfinite().all()
         return
     make = make_carved_encoding if branch.integration == "rerope" else make_encoding

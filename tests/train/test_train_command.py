@@ -83,6 +83,12 @@ def test_a_checkpoint_is_exported_by_name(tiny_files: Path, tmp_path: Path, caps
     ("encoding", "integration", "changes"),
     [
         ("plucker", "additive", ()),
+        ("extrinsics", "recammaster", ()),
+        ("extrinsics", "motionctrl", ()),
+        ("plucker", "modulation", ()),
+        ("camco", "epipolar", ()),
+        ("raype", "raype", ()),
+        ("plucker", "roce", ()),
         ("gta", "rerope", ("model.trainable=all", "branch.carve=[4,2,2]")),
     ],
 )

@@ -14,6 +14,10 @@ RECORDED = (
 )
 
 
+TOLD = ("additive", "recammaster", "motionctrl", "modulation", "epipolar", "raype", "roce")
+"""Ways of telling its blocks numbers of their cameras."""
+
+
 class WanFamily(WanClips):
     """Wan2.1 and Wan2.2. Wan2.2 A14B is two of these transformers."""
 
@@ -33,7 +37,7 @@ WAN = WanFamily(
     transformer="WanTransformer3DModel",
     models="Wan2.1, Wan2.2",
     blocks="blocks",
-    integrations=("parallel", "rerope", "additive"),
+    integrations=("parallel", "rerope", *TOLD),
     has_history=True,
     timesteps="token",
     shares_clips=True,
