@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from studio.studio_server import Served, served, write_studio_model
 
-from merope.studio.studio_model import ModelChoice, StudioModel, load_model
+from merope.studio.load_models import load_model
+from merope.studio.studio_model import ModelChoice, StudioModel
 
 
 @pytest.fixture(scope="package")
@@ -18,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def model(folder: Path) -> StudioModel:
-    return load_model(ModelChoice(folder, device="cpu"))[0]
+    return load_model(ModelChoice(folder, device="cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -120,21 +120,34 @@ class Page:
             self.heard.append(json.loads(data))
 
     def begin(self, **changes: object) -> dict[str, Any]:
+        """The given frames."""
         self.send(BEGIN | changes)
         self.until("begun")
-        block = self.until("block")
-        self.read["state"] = self.read["block"]  # a page is ready before it asks for anything, too
+        given = self.until("frames", first=0)
+        self.read["state"] = self.read["frames"]  # a page is ready before it asks for anything, too
         self.until("state", state="ready")
-        return block
+        return given
+
+    def block(self) -> dict[str, Any]:
+        """The next block that was made, put together from the parts in which its frames came."""
+        before = self.read.get("made", 0)
+        made = self.until("made")
+        end = self.read["made"]
+        parts = [message for message in self.heard[before:end] if message["say"] == "frames" and message["first"] > 0]
+        together = {name: [row for part in parts for row in part[name]] for name in ("path", "held")}
+        return {**made, **together, "first": parts[0]["first"], "parts": [part["first"] for part in parts]}
+
+    def count(self, say: str) -> int:
+        return sum(message["say"] == say for message in self.heard)
 
     def close(self) -> None:
         self.socket.close()
 
 
 @contextmanager
-def served(model: StudioModel, token: str | None = None, port: int = 0) -> Iterator[Served]:
+def served(*models: StudioModel, token: str | None = None, port: int = 0) -> Iterator[Served]:
     with socket.create_server(("127.0.0.1", port)) as listener:
-        app = studio_app(model, Access(token=token))
+        app = studio_app(models, Access(token=token))
         server = web_server(app)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -67,7 +67,7 @@ def test_any_points_make_a_path_that_ends(points: list[list[float]]) -> None:
 
 
 def test_a_path_is_traced_while_it_is_drawn(page: Page) -> None:
-    page.send({"do": "trace", "points": FIVE})
+    page.send(TAKE | {"do": "trace"})
     traced = page.until("traced")
     assert traced["frames"] == 21  # the model's clips
     assert traced["whole_s"] > traced["seconds"] == 1.25
@@ -120,9 +120,12 @@ def test_a_dropped_pose_file_is_driven_and_leaves_no_file(server: Served, page: 
     formats.write(Trajectory(poses, True, "test", times_s), tmp_path / "drive.tum", "tum")
     status, answer = drop(server, page, (tmp_path / "drive.tum").read_bytes(), "drive.tum")
     assert status == 200, answer
-    assert '"metres":10.0' in answer
+    assert answer == '{"notes":[]}'
     assert [file.name for file in (server.studio.folder / page.hello["session"]).iterdir()] == []
-    page.send({**TAKE, "points": None, "dropped": True})
+    dropped = {**TAKE, "points": None, "dropped": True}
+    page.send({**dropped, "do": "trace"})
+    assert page.until("traced")["metres"] == 10.0
+    page.send(dropped)
     take = page.until("take")
     assert take["path"][20][1:3] == [0.0, 10.0]
 
@@ -137,7 +140,6 @@ def test_uploads_are_bounded_and_checked(server: Served, page: Page, tmp_path: P
     assert [file for file in server.studio.folder.rglob("*") if file.is_file()] == []
     assert [file.name for file in server.studio.folder.parent.glob("evil*")] == []
     assert drop(server, page, b"w*40", "keys.txt")[0] == 200
-    assert drop(server, page, b"w*2", "keys.txt")[0] == 400  # too short
     assert drop(server, page, b"w*40", "keys.txt", Origin="http://example.org")[0] == 403
     assert server.request("/sessions/another/path", "POST", b"w*40", Origin=f"http://{server.host}")[0] == 404
     assert server.request(f"/sessions/{page.hello['session']}/path", "POST", b"w*40")[0] == 403  # no origin
@@ -162,23 +164,27 @@ def test_points_that_are_none_are_refused(page: Page, points: object) -> None:
 
 def test_a_take_without_a_dropped_file_or_too_short_is_refused(page: Page) -> None:
     page.send({"do": "take", "world": 4, "lens": PINHOLE, "dropped": True})
-    assert "drop a pose file, or draw one" in page.until("refused")["text"]
-    page.send({"do": "trace", "points": [[0, 1, 8]]})
+    assert "drop a pose file on the page" in page.until("refused")["text"]
+    page.send(TAKE | {"do": "trace", "points": [[0, 1, 8]]})
     assert "path must be of at least 13 frames" in page.until("refused")["text"]
 
 
 def test_a_causal_model_takes_paths_block_by_block(model: StudioModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same frames as a stream that is driven by hand."""
     from merope.geometry.cameras import Cameras
-    from merope.studio.street_view import LensChoice, StreetView
+    from merope.studio.lens_choice import LensChoice
+    from merope.studio.street_view import StreetView
+    from merope.studio.studio_model import Sampling
 
     monkeypatch.setattr(type(model.pipe), "causal_block_frames", 3)
     view, path = StreetView(4, LensChoice("pinhole", 70.0), model.clips), drive_of(FIVE)
     count = model.fitting_frames(40)
     assert (count, model.fitting_frames(10_000)) == (33, 9 + 12 * 27)
     prefix, steps = view.pictures(path[:9]), []
-    frames = model.clip(prefix, Cameras(path[:count], view.lens), lambda done, of: steps.append((done, of)))
-    stream = model.stream(prefix, path[:9], view.lens)
+    frames = model.clip(
+        prefix, Cameras(path[:count], view.lens), Sampling(2), lambda done, of: steps.append((done, of))
+    )
+    stream = model.stream(prefix, path[:9], view.lens, Sampling(2))
     expected = torch.cat((prefix, stream.drive(path[9:21]), stream.drive(path[21:33])))
     assert torch.equal(frames, expected)
     assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -40,16 +40,16 @@ def saved(server: Served, page: Page, kind: str, folder: Path) -> Path:
 
 
 def test_a_page_is_told_what_the_model_is_like(page: Page) -> None:
-    hello = page.hello
-    assert (hello["width"], hello["height"], hello["fps"], hello["steps"]) == (64, 32, 16.0, 2)
-    assert (hello["causal"], hello["lens"]) == (False, {"kind": "pinhole", "fov_deg": 70.0})
+    (about,) = page.hello["models"]
+    assert (about["width"], about["height"], about["fps"], about["steps"]) == (64, 32, 16.0, 2)
+    assert (about["causal"], about["lens"]) == (False, {"kind": "pinhole", "fov_deg": 70.0})
 
 
 def test_a_drive_goes_where_it_is_steered_and_is_recorded(server: Served, page: Page, tmp_path: Path) -> None:
     first = page.begin()
     assert [row[0] for row in first["path"]] == list(range(9))
     page.send(AHEAD | {"yaw_rate_deg_s": -15}, RELEASED)
-    block = page.until("block")
+    block = page.block()
     page.until("seen")
     page.until("state", state="ready")
     assert [row[0] for row in block["path"]] == list(range(9, 9 + BLOCK))
@@ -93,7 +93,7 @@ def test_what_is_seen_of_a_block_that_was_taken_back_is_not_told(
 ) -> None:
     page.begin()
     free, look = threading.Event(), StreetDrive.look
-    monkeypatch.setattr(StreetDrive, "look", lambda drive, block: (free.wait(60), look(drive, block))[1])
+    monkeypatch.setattr(StreetDrive, "look", lambda *given: (free.wait(60), look(*given))[1])
     page.send(AHEAD, RELEASED)
     page.until("state", state="ready")
     page.send({"do": "undo"})
@@ -103,19 +103,20 @@ def test_what_is_seen_of_a_block_that_was_taken_back_is_not_told(
     page.until("seen")
     page.send({"do": "undo"})
     page.until("undone")
-    assert sum(message["say"] == "seen" for message in page.heard) == 1
+    assert page.count("seen") == 1
 
 
 def test_a_held_key_drives_on_and_pause_stops_it(page: Page) -> None:
     page.begin()
     page.send(AHEAD)
     for _ in range(2):
-        page.until("block")
+        page.block()
     page.send({"do": "pause", "paused": True})
     page.until("state", state="paused")
-    blocks = sum(message["say"] == "block" for message in page.heard)
+    blocks = page.count("made")
+    page.read["made"] = len(page.heard)
     page.send({"do": "pause", "paused": False})
-    page.until("block", first=9 + BLOCK * (blocks - 1))
+    assert page.block()["first"] == 9 + BLOCK * blocks
     page.send(RELEASED)
     page.until("state", state="ready")
 
@@ -125,10 +126,10 @@ def test_a_key_that_is_tapped_while_the_model_works_counts_once(page: Page) -> N
     page.send(AHEAD)
     page.until("step", done=1)
     page.send(RELEASED, AHEAD, RELEASED)
-    page.until("block")
-    page.until("block")
+    page.block()
+    page.block()
     page.until("state", state="ready")
-    assert sum(message["say"] == "block" for message in page.heard) == 3
+    assert page.count("made") == 2
 
 
 def test_another_lens_begins_anew_and_says_what_the_model_has_not_seen(page: Page) -> None:
@@ -137,7 +138,7 @@ def test_another_lens_begins_anew_and_says_what_the_model_has_not_seen(page: Pag
     (note,) = next(message["notes"] for message in page.heard if message["say"] == "begun" and message["notes"])
     assert "a 140° fisheye (xi = 1); the model has seen a 70° pinhole only" in note
     page.send(AHEAD, RELEASED)
-    assert page.until("block")["first"] == 9
+    assert page.block()["first"] == 9
 
 
 def test_a_second_page_waits_its_turn_and_is_told(server: Served, page: Page) -> None:
@@ -157,10 +158,10 @@ def test_a_second_page_waits_its_turn_and_is_told(server: Served, page: Page) ->
     other.close()
 
 
-def test_a_closed_page_stops_its_work(server: Served, model: StudioModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_page_stops_its_work(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("merope.studio.studio_model.MOST_STEPS", 20_000)  # a block that takes minutes
     page = server.page()
-    monkeypatch.setattr(model, "steps", 20_000)  # a block that takes minutes
-    page.begin()
+    page.begin(steps=20_000)
     page.send(AHEAD)
     page.until("step", done=2)
     began_s = time.monotonic()
