@@ -65,7 +65,7 @@ class GivenVideo:
     def notes(self, path: Tensor | None = None) -> list[str]:  # [T, 4, 4]
         from_first = None if path is None else relative(path[:1], path)
         cameras = f"cameras of the video: {self.moves}, a {self.choice.fov_deg:g}° {self.choice.kind}"
-        return [NO_TRUTH, cameras, *self.video.notes, *training_notes(self.choice, self.clips, from_first)]
+        return [cameras, *training_notes(self.choice, self.clips, from_first)]
 
     @property
     def title(self) -> str:
@@ -126,7 +126,8 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
             with av.open(content, format=kind) as container:
                 yield container, container.streams.video[0]
         except (av.error.FFmpegError, IndexError, OverflowError) as error:
-            raise invalid("video", "a film that can be decoded", str(error)[:120], "write it again as mp4") from None
+            got = getattr(error, "strerror", None) or type(error).__name__  # a whole message names the file
+            raise invalid("video", "a film that can be decoded", got, "write it again as mp4") from None
 
 
 def _checked(stream: Any) -> tuple[float, int, int]:  # frames per second, width, height

@@ -12,7 +12,7 @@ from typing import Any
 
 import websocket
 from adapters.wan_models import perturb, tiny_config, tiny_wan
-from tiny_pipelines import euler, miniature_vae
+from tiny_pipelines import euler, miniature_vae, tiny_text
 
 from merope.adapters.attachment import attach, detach
 from merope.generate.camera_video import CameraVideoPipeline
@@ -30,14 +30,15 @@ RELEASED = {"do": "steer", "speed_m_s": 0, "yaw_rate_deg_s": 0}
 CLIPS = WorldClips(frames=21, height=32, width=64, frame_rate_hz=16.0, prefix_frames=9)
 
 
-def write_studio_model(folder: Path) -> None:
+def write_studio_model(folder: Path, clips: WorldClips = CLIPS, with_text: bool = False) -> None:
     """A latent model of random weights, with clips that are long enough for a prefix of nine frames."""
+    text = tiny_text() if with_text else (None, None)
     transformer = tiny_wan(num_layers=2)
     perturb(attach(transformer, tiny_config()), scale=1.0)
     detach(transformer).save_pretrained(folder / "branch")
-    pipe = CameraVideoPipeline(None, None, miniature_vae(), euler(), transformer, expand_timesteps=True)
+    pipe = CameraVideoPipeline(*text, miniature_vae(), euler(), transformer, expand_timesteps=True)
     pipe.save_pretrained(folder)
-    write_clips(folder, CLIPS, 2)
+    write_clips(folder, clips, 2)
 
 
 class Served:
@@ -64,6 +65,16 @@ class Served:
         content = answer.read()
         connection.close()
         return answer, content
+
+    def send_file(
+        self, page: "Page", kind: str, content: bytes, name: str = "", model: int = 0, **changes: str
+    ) -> tuple[int, str]:
+        """What the page's upload is answered."""
+        metric = changes.pop("metric", "0")
+        own = {"Origin": f"http://{self.host}"} | changes
+        path = f"/sessions/{page.hello['session']}/{kind}?name={name}&model={model}&metric={metric}"
+        status, words = self.request(path, "POST", content, **own)
+        return status, words.decode()
 
     def until(self, is_so: Callable[[], bool], seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds

@@ -1,5 +1,6 @@
 """Drawn and dropped paths: what a car can drive, takes along them over a real connection, uploads that are refused."""
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,8 @@ def test_a_take_follows_the_path_is_judged_and_can_be_saved(server: Served, page
     assert len(read_first_frames(saved["mp4"], 100)[0]) == 21
     assert_close(formats.read(saved["json"]).world_from_camera, drive_of(FIVE)[:21])
     assert server.request(f"/sessions/{page.hello['session']}/take-2.mp4")[0] == 404
+    status, report = server.request(f"/sessions/{page.hello['session']}/take-1.html")
+    assert (status, b"left the path by 1 m" in report, b"data:image/jpeg" in report) == (200, True, True)
 
 
 def test_takes_stand_side_by_side_until_the_oldest_is_replaced(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +110,8 @@ def test_takes_stand_side_by_side_until_the_oldest_is_replaced(page: Page, monke
         assert page.until("take")["reel"] == reel
 
 
-def drop(server: Served, page: Page, content: bytes, name: str, metric: int = 0, **headers: str) -> tuple[int, str]:
-    own = {"Origin": f"http://{server.host}"} | headers
-    path = f"/sessions/{page.hello['session']}/path?name={name}&metric={metric}"
-    status, words = server.request(path, "POST", content, **own)
-    return status, words.decode()
+def drop(server: Served, page: Page, content: bytes, name: str, **changes: str) -> tuple[int, str]:
+    return server.send_file(page, "path", content, name, **changes)
 
 
 def test_a_dropped_pose_file_is_driven_and_leaves_no_file(server: Served, page: Page, tmp_path: Path) -> None:
@@ -128,6 +128,19 @@ def test_a_dropped_pose_file_is_driven_and_leaves_no_file(server: Served, page: 
     page.send(dropped)
     take = page.until("take")
     assert take["path"][20][1:3] == [0.0, 10.0]
+
+
+def test_what_is_odd_about_a_pose_file_is_said_on_the_page(
+    server: Served, page: Page, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{k / 16} 0 0 {0.5 * k + (40.0 if k > 20 else 0.0)} 0 0 0 1" for k in range(40)]
+    status, answer = drop(server, page, "\n".join(lines).encode(), "jump.tum")
+    assert status == 200
+    (note,) = json.loads(answer)["notes"]
+    assert note.startswith("warning: this file: ")
+    assert "jump" in note
+    assert str(server.studio.folder) not in note
+    assert "merope:" not in capfd.readouterr().err
 
 
 def test_uploads_are_bounded_and_checked(server: Served, page: Page, tmp_path: Path) -> None:
@@ -151,7 +164,7 @@ def test_a_path_without_a_scale_is_refused_unless_it_is_said_to_be_in_metres(
     formats.write(Trajectory(straight_drive(30, step_m=0.5), False, "test"), tmp_path / "path.json")
     content = (tmp_path / "path.json").read_bytes()
     assert "must be in metres" in drop(server, page, content, "path.json")[1]
-    assert drop(server, page, content, "path.json", metric=1)[0] == 200
+    assert drop(server, page, content, "path.json", metric="1")[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from torch.testing import assert_close
 
 from merope import formats
 from merope.formats.video import read_first_frames
+from merope.studio.lens_choice import LensChoice
 from merope.studio.steering import Controls, steered
 from merope.studio.street_drive import StreetDrive
-from merope.studio.studio_model import StudioModel
+from merope.studio.street_view import StreetView
+from merope.studio.studio_model import Sampling, StudioModel
 
 BLOCK = 12
 
@@ -249,3 +252,62 @@ def test_a_server_that_ends_takes_its_pages_and_files_along(model: StudioModel) 
         folder = here.studio.folder
         assert (folder / page.hello["session"] / "drive.mp4").exists()
     assert not folder.exists()
+
+
+def test_frames_come_before_the_block_is_whole(page: Page) -> None:
+    """Those of a latent frame each, in order, and before the stream has taken the block in."""
+    page.begin()
+    page.send(AHEAD, RELEASED)
+    block = page.block()
+    assert block["parts"] == [9, 13, 17]
+    kinds = [message["say"] for message in page.heard]
+    assert kinds.index("made") > max(k for k, kind in enumerate(kinds) if kind == "frames")
+
+
+def test_frames_that_are_shown_early_are_those_of_the_whole_block(model: StudioModel) -> None:
+    view = StreetView(4, LensChoice("pinhole", 70.0), model.clips)
+    prefix, poses = view.first(9)
+    ahead = poses[-1] @ torch.linalg.matrix_power(torch.linalg.inv(poses[-2]) @ poses[-1], 2)
+    route = ahead.expand(BLOCK, 4, 4)
+    shown: list[torch.Tensor] = []
+    stream = model.stream(prefix, poses, view.lens, Sampling(2))
+    with model.pipe.watched(shown.append):
+        watched = stream.drive(route)
+    assert torch.equal(torch.cat(shown), watched)
+    stream.undo()
+    assert int((stream.drive(route).int() - watched.int()).abs().max()) <= 1  # products of other shapes round otherwise
+
+
+def test_a_block_that_cannot_be_written_is_taken_from_page_and_stream(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.begin()
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("merope.studio.recording.append_frames", full)
+        page.send(AHEAD, RELEASED)
+        assert page.until("undone") == {"say": "undone", "frames": 9, "undo": False}
+        assert "no space left" in page.until("refused")["text"]
+    page.send(AHEAD, RELEASED)
+    assert page.block()["first"] == 9
+
+
+def test_a_drive_is_saved_as_a_report(server: Served, page: Page) -> None:
+    page.begin()
+    address = f"/sessions/{page.hello['session']}/drive.html"
+    assert server.request(address)[0] == 409  # nothing is measured yet
+    page.send(AHEAD, RELEASED)
+    page.until("seen")
+    answer, content = server.answer(address)
+    assert answer.headers["content-disposition"] == 'attachment; filename="drive.html"'
+    text = content.decode()
+    assert "<title>Camera control report</title>" in text
+    assert "world-4" in text
+    assert "http" not in re.sub(r"http://www.w3.org/\S+", "", text)  # nothing is loaded from elsewhere
+    page.until("state", state="ready")
+    page.send({"do": "undo"})
+    page.until("undone")
+    assert server.request(address)[0] == 409

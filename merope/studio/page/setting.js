@@ -11,6 +11,7 @@ export class Setting {
   constructor(changed) {
     this.changed = changed;
     this.isDrawing = false;
+    this.isSent = false; // a video that fits the model is on the server
     this.pictures = 0;
     $("model").addEventListener("change", () => this.setModel());
     $("source").addEventListener("change", () => this.setSource());
@@ -107,9 +108,11 @@ export class Setting {
   async send(kind) {
     const file = $(kind === "video" ? "video-file" : "video-poses").files[0];
     if (file === undefined) return;
+    if (kind === "video") this.isSent = false;
     $("video-notes").textContent = `Sending ${file.name} …`;
     const { problem, notes } = await upload(this.session, kind, file, this.number, $("video-metric").checked);
     $("video-notes").textContent = `${file.name}: ${problem ?? (notes.join("; ") || "its cameras are read")}.`.replace(/\.+$/, ".");
+    if (kind === "video") this.isSent = problem === undefined;
     this.preview();
     this.changed();
   }
@@ -149,7 +152,7 @@ export class Setting {
       if (this.isStreet && this.world !== null) {
         picture.alt = "What this lens sees at the start of the street";
         picture.src = `/preview?model=${model}&world=${this.world}&lens=${$("lens").value}&fov=${this.fovDeg}`;
-      } else if (!this.isStreet && $("video-file").files.length > 0 && !/must be|larger/.test($("video-notes").textContent)) {
+      } else if (!this.isStreet && this.isSent) {
         this.pictures += 1;
         picture.alt = "The first frame of your video, as the model is given it";
         picture.src = `/sessions/${this.session}/video.jpg?model=${model}&again=${this.pictures}`;

@@ -107,7 +107,10 @@ const HEARD = {
     say(message.notes.join("\n"));
   },
   frames: (message) => drive.frames(message),
-  made: (message) => drive.finished(message),
+  made(message) {
+    drive.finished(message);
+    show();
+  },
   seen(message) {
     drive.seen(message, session);
     show();
