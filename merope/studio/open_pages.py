@@ -3,12 +3,10 @@
 import asyncio
 import secrets
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from pathlib import Path
 
 from starlette.websockets import WebSocket
 from torch import Tensor
@@ -21,6 +19,7 @@ from merope.studio.page_session import PageSession
 from merope.studio.page_setting import chosen_model
 from merope.studio.recording import Recording
 from merope.studio.report import drive_report, take_report
+from merope.studio.server_folder import ServerFolder
 from merope.studio.steering import MOST_SPEED_M_S, MOST_YAW_RATE_DEG_S
 from merope.studio.street_take import Take
 from merope.studio.street_view import StreetView, jpeg, map_tile, on_the_ground
@@ -38,7 +37,8 @@ class Studio:
         self.model_thread = ThreadPoolExecutor(1, "model")
         self.view_thread = ThreadPoolExecutor(1, "view")
         self.pages: dict[str, PageSession] = {}
-        self.folder = Path(tempfile.mkdtemp(prefix="merope-studio-"))
+        self._server_folder = ServerFolder()
+        self.folder = self._server_folder.pages
         self.preview, self.tile = lru_cache(64)(self._preview), lru_cache(256)(map_tile)
 
     def hello(self) -> dict[str, object]:
@@ -106,4 +106,4 @@ class Studio:
     def close(self) -> None:
         for thread in (self.model_thread, self.view_thread):
             thread.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._server_folder.remove()

@@ -170,4 +170,4 @@ def served(*models: StudioModel, token: str | None = None, port: int = 0) -> Ite
             server.should_exit = True
             thread.join(60)
             assert not thread.is_alive()
-            assert not here.studio.folder.exists()
+            assert not here.studio.folder.parent.exists()

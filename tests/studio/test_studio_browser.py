@@ -1,14 +1,19 @@
 """The page in a real browser, against a real server with a tiny model."""
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
+import torch
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from studio.studio_browser import Person
-from studio.studio_server import Served, served
+from studio.studio_server import CLIPS, Served, served, write_studio_model
 
-from merope.studio.studio_model import StudioModel
+from merope.formats.video import write_video
+from merope.studio.load_models import load_model
+from merope.studio.studio_model import ModelChoice, StudioModel
 
 FIRST, BLOCK = 9, 12
 
@@ -108,20 +113,76 @@ def test_two_pages_drive_at_once(person: Person, server: Served) -> None:
     person.driver.switch_to.window(first)
 
 
-def test_a_server_that_ends_and_comes_back_is_noticed(browser: webdriver.Chrome, model: StudioModel) -> None:
-    with served(model) as here:
+def test_a_video_of_one_s_own_hides_what_nobody_knows(person: Person, tmp_path: Path) -> None:
+    write_video(torch.randint(256, (12, 32, 64, 3), dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
+    person.choose("source", "video")
+    assert person.find("video-speed").is_displayed()
+    assert not person.find("world").is_displayed()
+    person.find("video-file").send_keys(str(tmp_path / "mine.mp4"))
+    person.until(lambda: person.read("video-notes") == "mine.mp4: its first 9 frames begin the drive, 0.5 s.")
+    person.until(lambda: "video.jpg" in (person.find("preview").get_attribute("src") or ""))
+    person.click("apply")
+    person.until(lambda: "cameras of the video: straight ahead at 8 m/s" in person.read("notice"))
+    person.until_ready()
+    hidden = ("true", "off", "save-report")
+    assert [person.find(id).is_displayed() for id in hidden] == [False] * 3
+    assert person.read("no-truth").startswith("Your own video has no true street")
+    person.driver.find_element(By.CSS_SELECTOR, '[data-key="up"]').click()
+    person.until(lambda: person.frames == FIRST + BLOCK)
+    person.until_ready()
+    assert person.colours("made") > 50
+
+    person.click("to-draw")
+    person.click_street((0, 40), (0, -20))
+    person.until(person.find("generate").is_enabled)
+    person.click("generate")
+    person.until(lambda: person.driver.find_elements(By.ID, "take-1"))
+    card = person.find("take-1")
+    assert "Take 1: your video, 70° pinhole" in card.text
+    assert len(card.find_elements(By.TAG_NAME, "canvas")) == 1
+    assert "rot" not in card.text
+    person.choose("source", "world")
+    assert person.find("world").is_displayed()
+    assert not person.find("no-truth").is_displayed()
+
+
+def test_a_file_that_is_no_video_is_refused_on_the_page(person: Person, tmp_path: Path) -> None:
+    (tmp_path / "list.mp4").write_text("#EXTM3U")
+    person.choose("source", "video")
+    person.find("video-file").send_keys(str(tmp_path / "list.mp4"))
+    person.until(lambda: "a file of kind mp4, mov, webm, mkv or avi" in person.read("video-notes"))
+    person.click("apply")
+    person.until(lambda: "drop a video on the page" in person.read("notice"))
+    person.driver.get_log("browser")  # the refused file is named there
+
+
+def test_what_is_odd_about_a_dropped_file_stands_below_the_path(person: Person) -> None:
+    person.click("to-draw")
+    lines = [f"{k / 16} 0 0 {0.5 * k + (40.0 if k > 20 else 0.0)} 0 0 0 1" for k in range(40)]
+    person.drop("jump.tum", "\n".join(lines))
+    person.until(lambda: person.read("traced").startswith("jump.tum: "))
+    assert "jump" in person.read("path-notes")
+    person.click_street((0, 0))
+    assert person.read("path-notes") == ""
+
+
+def test_a_model_with_a_text_encoder_is_chosen_and_prompted(
+    browser: webdriver.Chrome, model: StudioModel, tmp_path: Path
+) -> None:
+    write_studio_model(tmp_path / "with-text", replace(CLIPS, height=64), with_text=True)
+    other = load_model(ModelChoice(tmp_path / "with-text", prompt="a street", device="cpu"))
+    with served(model, other) as here:
         person = Person(browser, here.url)
         person.until_ready()
-        person.driver.find_element(By.CSS_SELECTOR, '[data-key="up"]').click()
-        person.until(lambda: person.frames == FIRST + BLOCK)
-    person.until(lambda: person.state == "lost")
-    assert person.read("state") == "The connection is lost; trying again …"
-    with served(model, port=here.port):
-        person.until(lambda: "Connected again" in person.read("notice"))
-        assert person.frames == FIRST + BLOCK  # what was made can still be watched
-        assert person.find("save-video").get_attribute("aria-disabled") == "true"
-        person.click("restart")
-        person.until(lambda: person.frames == FIRST)
+        assert person.find("no-prompt").is_displayed()
+        assert not person.find("prompt").is_displayed()
+        person.choose("model", "1")
+        assert "64×64" in person.read("facts")
+        assert person.find("prompt").get_property("value") == "a street"
+        person.find("prompt").send_keys(" at night")
+        person.click("apply")
+        person.until(lambda: person.driver.execute_script("return document.getElementById('made').height") == 64)
+        (page,) = here.studio.pages.values()
+        person.until(lambda: page.drive is not None and page.drive.sampling.prompt == "a street at night")
         person.until_ready()
         browser.get("about:blank")
-    browser.get_log("browser")  # the lost connection is named there

@@ -2,7 +2,6 @@
 
 import io
 import json
-import random
 import re
 import threading
 import time
@@ -214,24 +213,6 @@ def test_a_message_that_is_too_long_ends_the_connection_and_nothing_else(server:
     assert page.socket.recv() in ("", b"")  # closed
     server.page().close()
     server.wait_for_quiet()
-
-
-def test_pages_that_come_and_go_leave_nothing(server: Served) -> None:
-    dice, open_pages = random.Random(0), []
-    threads = threading.active_count()
-    for _ in range(20):
-        if open_pages and (len(open_pages) > 10 or dice.random() < 0.4):
-            open_pages.pop(dice.randrange(len(open_pages))).close()
-        else:
-            page = server.page()
-            page.send(BEGIN, dice.choice([AHEAD, RELEASED, {"do": "undo"}, {"do": "stop"}]))
-            open_pages.append(page)
-    last = server.page()
-    last.begin()  # it is served whoever else is there
-    for page in (last, *open_pages):
-        page.close()
-    server.wait_for_quiet()
-    assert threading.active_count() <= threads + 8  # those that serve files are kept for the next requests
 
 
 def test_more_pages_than_the_bound_are_told_so(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
