@@ -85,8 +85,15 @@ def _record(
 
 def _settings(model: StudioModel, beginning: Beginning, sampling: Sampling) -> dict[str, object]:
     lens = f"{beginning.choice.fov_deg:g}° {beginning.choice.kind}"
-    chosen = {"steps": sampling.steps, "seed": model.seed, "prompt": sampling.prompt}
-    return {"made in": "merope studio", "model": model.name, "begins in": beginning.title, "lens": lens} | chosen
+    return {
+        "made in": "merope studio",
+        "model": model.name,
+        "begins in": beginning.title,
+        "lens": lens,
+        "steps": sampling.steps,
+        "seed": model.seed,
+        "prompt": sampling.prompt,
+    }
 
 
 def _page(record: Record, settings: dict[str, object]) -> str:

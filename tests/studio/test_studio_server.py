@@ -235,6 +235,17 @@ def test_a_server_that_ends_takes_its_pages_and_files_along(model: StudioModel) 
     assert not folder.exists()
 
 
+def test_a_page_is_answered_while_its_own_block_is_made(server: Served, page: Page) -> None:
+    page.begin(steps=100)
+    page.send(AHEAD, RELEASED)
+    page.until("step", done=1)
+    page.send({**BEGIN, "do": "trace", "points": [[0, 20, 8]]})
+    page.until("traced")
+    assert server.request(f"/sessions/{page.hello['session']}/drive.json")[0] == 200
+    assert page.count("made") == 0
+    page.until("made")
+
+
 def test_frames_come_before_the_block_is_whole(page: Page) -> None:
     """Those of a latent frame each, in order, and before the stream has taken the block in."""
     page.begin()
