@@ -21,7 +21,10 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+import merope
+
 IMAGES = Path(__file__).with_name("images")
+PAGE = Path(merope.__file__).parent / "studio" / "page"
 PATIENCE_S = 600.0
 
 
@@ -45,11 +48,19 @@ def set_theme(driver: webdriver.Chrome, theme: str) -> None:
 
 
 def save_picture(driver: webdriver.Chrome, name: str) -> None:
-    """What is on the screen."""
+    """What is on the screen, in the colours of the page and those that are most frequent."""
     picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-    picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.FLOYDSTEINBERG).save(
-        IMAGES / name, optimize=True
-    )
+    own = [int(colour[k : k + 2], 16) for colour in page_colours() for k in (0, 2, 4)]
+    frequent = picture.quantize(256 - len(own) // 3, Image.Quantize.MEDIANCUT).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette((own + frequent)[: 3 * 256])
+    picture.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(IMAGES / name, optimize=True)
+
+
+def page_colours() -> list[str]:
+    """Six hexadecimal digits each: thin lines and dots would lose theirs among those of the videos."""
+    words = "".join((PAGE / name).read_text() for name in ("studio.css", "takes.js"))
+    return sorted(set(re.findall(r"#([0-9a-f]{6})\b", words)))
 
 
 def wait(driver: webdriver.Chrome, state: str) -> None:

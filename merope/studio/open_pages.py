@@ -12,13 +12,13 @@ from starlette.websockets import WebSocket
 from torch import Tensor
 
 from merope.demo.drive import WORLDS
+from merope.studio.drive_report import drive_report, take_report
 from merope.studio.given_video import MOST_VIDEO, NO_TRUTH
 from merope.studio.lens_choice import FOVS_DEG, LensChoice
 from merope.studio.page_channel import PageChannel
 from merope.studio.page_session import PageSession
 from merope.studio.page_setting import chosen_model
 from merope.studio.recording import Recording
-from merope.studio.report import drive_report, take_report
 from merope.studio.server_folder import ServerFolder
 from merope.studio.steering import MOST_SPEED_M_S, MOST_YAW_RATE_DEG_S
 from merope.studio.street_take import Take
