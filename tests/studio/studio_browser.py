@@ -1,5 +1,6 @@
 """What a person does on the studio's page and reads there, in a real browser."""
 
+import base64
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,14 +51,16 @@ class Person:
             street = self.find("map")
             ActionChains(self.driver).move_to_element_with_offset(street, right, below).click().perform()
 
-    def drop(self, name: str, content: str) -> None:
+    def drop(self, name: str, content: str | bytes, kind: str = "") -> None:
         """A file, onto the page."""
+        encoded = base64.b64encode(content if isinstance(content, bytes) else content.encode()).decode()
         script = """
             const carried = new DataTransfer();
-            carried.items.add(new File([arguments[1]], arguments[0]));
+            const content = Uint8Array.from(atob(arguments[1]), (one) => one.charCodeAt(0));
+            carried.items.add(new File([content], arguments[0], { type: arguments[2] }));
             document.body.dispatchEvent(new DragEvent("drop", { bubbles: true, dataTransfer: carried }));
         """
-        self.driver.execute_script(script, name, content)
+        self.driver.execute_script(script, name, encoded, kind)
 
     def save(self, id: str, file: Path) -> Path:
         """What a link downloads into this file."""

@@ -146,6 +146,17 @@ def test_a_video_of_one_s_own_hides_what_nobody_knows(person: Person, tmp_path: 
     assert not person.find("no-truth").is_displayed()
 
 
+def test_files_that_are_dropped_go_where_they_belong(person: Person, tmp_path: Path) -> None:
+    write_video(torch.randint(256, (12, 32, 64, 3), dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
+    person.drop("mine.mp4", (tmp_path / "mine.mp4").read_bytes(), "video/mp4")
+    person.until(lambda: person.read("video-notes").startswith("mine.mp4: its first 9 frames"))
+    assert person.find("source").get_property("value") == "video"
+    assert person.find("made").is_displayed()
+    person.drop("keys.txt", "w*40")
+    person.until(lambda: person.read("traced").startswith("keys.txt: "))
+    assert not person.find("made").is_displayed()
+
+
 def test_a_file_that_is_no_video_is_refused_on_the_page(person: Person, tmp_path: Path) -> None:
     (tmp_path / "list.mp4").write_text("#EXTM3U")
     person.choose("source", "video")

@@ -26,16 +26,6 @@ export class Draw {
     $("generate").addEventListener("click", () => this.generate());
     $("stop").addEventListener("click", () => this.ask({ do: "stop" }));
     $("pose-file").addEventListener("change", () => this.drop($("pose-file").files[0]));
-    window.addEventListener("dragover", (event) => {
-      event.preventDefault();
-      document.body.classList.add("dropping");
-    });
-    window.addEventListener("dragleave", () => document.body.classList.remove("dropping"));
-    window.addEventListener("drop", (event) => {
-      event.preventDefault();
-      document.body.classList.remove("dropping");
-      this.drop(event.dataTransfer.files[0]);
-    });
   }
 
   place(event) {

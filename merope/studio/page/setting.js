@@ -32,14 +32,14 @@ export class Setting {
 
   // The server says what there is. Files that it was sent ended with the connection before.
   connected({ session, models, fovs_deg: fovs, most, worlds, no_truth: noTruth }) {
-    const isFirst = this.models === undefined;
-    Object.assign(this, { session, models, fovs });
+    const isSame = JSON.stringify(models) === JSON.stringify(this.models);
+    Object.assign(this, { session, models, fovs, mostBytes: most.video_bytes });
     $("world").max = worlds - 1;
     $("steps").max = most.steps;
     $("prompt").maxLength = most.prompt;
     $("video-speed").max = most.speed_m_s;
     $("no-truth").textContent = `${noTruth[0].toUpperCase()}${noTruth.slice(1)}.`;
-    if (!isFirst) {
+    if (isSame) {
       this.sendAgain();
       return;
     }
@@ -101,6 +101,14 @@ export class Setting {
     this.changed();
   }
 
+  // A video that was dropped on the page.
+  take(files) {
+    $("video-file").files = files;
+    $("source").value = "video";
+    this.setSource();
+    this.send("video");
+  }
+
   sendAgain() {
     for (const kind of ["video", "cameras"]) this.send(kind);
   }
@@ -110,7 +118,9 @@ export class Setting {
     if (file === undefined) return;
     if (kind === "video") this.isSent = false;
     $("video-notes").textContent = `Sending ${file.name} …`;
-    const { problem, notes } = await upload(this.session, kind, file, this.number, $("video-metric").checked);
+    const { problem, notes } = file.size > this.mostBytes
+      ? { problem: `it is larger than ${this.mostBytes >> 20} MB` }
+      : await upload(this.session, kind, file, this.number, $("video-metric").checked);
     $("video-notes").textContent = `${file.name}: ${problem ?? (notes.join("; ") || "its cameras are read")}.`.replace(/\.+$/, ".");
     if (kind === "video") this.isSent = problem === undefined;
     this.preview();

@@ -217,6 +217,25 @@ function settingChanged() {
 $("to-drive").addEventListener("click", () => setMode("drive"));
 $("to-draw").addEventListener("click", () => setMode("draw"));
 
+// A file that is dropped anywhere: a video to begin with, or a path to drive.
+
+window.addEventListener("dragover", (event) => {
+  event.preventDefault();
+  document.body.classList.add("dropping");
+});
+window.addEventListener("dragleave", () => document.body.classList.remove("dropping"));
+window.addEventListener("drop", (event) => {
+  event.preventDefault();
+  document.body.classList.remove("dropping");
+  const { files } = event.dataTransfer;
+  if (files.length === 0) return;
+  if (files[0].type.startsWith("video/")) setting.take(files);
+  else {
+    setMode("draw");
+    draw.drop(files[0]);
+  }
+});
+
 const SHORTCUTS = {
   " ": () => setPaused(!isPaused), u: () => $("undo").click(), r: () => $("restart").click(),
   ",": () => watch.seek(watch.cursor - 1), ".": () => watch.seek(watch.cursor + 1),
