@@ -54,7 +54,7 @@ def save_picture(driver: webdriver.Chrome, name: str) -> None:
     frequent = picture.quantize(256 - len(own) // 3, Image.Quantize.MEDIANCUT).getpalette() or []
     palette = Image.new("P", (1, 1))
     palette.putpalette((own + frequent)[: 3 * 256])
-    picture.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(IMAGES / name, optimize=True)
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True)
 
 
 def page_colours() -> list[str]:
