@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 from torch import Tensor
 
 from merope.demo.drive import WORLDS
+from merope.errors import invalid
 from merope.studio.drive_report import drive_report, take_report
 from merope.studio.given_video import MOST_VIDEO, NO_TRUTH
 from merope.studio.lens_choice import FOVS_DEG, LensChoice
@@ -85,10 +86,11 @@ class Studio:
 
     def report(self, session: str, name: str) -> str:
         """The page of what was recorded under this name; a ValueError where nothing is measured yet."""
-        recorded, page = self.recorded(session, name), self.pages[session]
+        recorded, page = self.recorded(session, name), self.pages.get(session)
         if isinstance(recorded, Take):
             return take_report(recorded)
-        assert page.drive is not None
+        if page is None or page.drive is None:
+            raise invalid("report", "asked for by an open page with a drive", "none", "drive first")
         return drive_report(page.drive)
 
     def traced(self, model: StudioModel, route: Tensor) -> dict[str, object]:  # [T, 4, 4]

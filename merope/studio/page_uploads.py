@@ -1,5 +1,6 @@
 """Files that a page has sent: read in the page's folder under names of ours, checked, and removed at once."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,14 +22,13 @@ class PageUploads:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._number = 0
+        self.turn = asyncio.Lock()  # one file at a time: together they are bounded, too
         self._read: dict[str, tuple[StudioModel, DroppedPath | FittedVideo]] = {}
 
     def file_for(self, kind: str, name: str) -> Path:
         """Where to write what comes. Of its name only the ending counts, because some formats go by it."""
         ending = re.search(r"\.[A-Za-z0-9]{1,8}$", name)
-        self._number += 1  # two may come at once
-        return self.folder / f"{kind}-{self._number}{'' if ending is None else ending[0].lower()}"
+        return self.folder / f"sent-{kind}{'' if ending is None else ending[0].lower()}"
 
     def read(self, kind: str, file: Path, model: StudioModel, is_metric: bool) -> list[str]:
         """Read a file for a model; what is odd about it, in words."""

@@ -107,11 +107,12 @@ class Answers:
         if session is None or kind not in MOST_BYTES:
             return PlainTextResponse("this page is not connected\n", 404)
         try:
-            return await self._read_upload(request, session, kind)
+            async with session.uploads.turn:
+                return await self._read_upload(request, session, kind)
         except ValueError as error:
             return PlainTextResponse(f"{error}\n", 400)
-        except ClientDisconnect:
-            return PlainTextResponse("gone\n", 400)
+        except (ClientDisconnect, OSError):  # of a page that is gone the folder is, too
+            return PlainTextResponse("this page was closed before its file was read\n", 400)
 
     async def _read_upload(self, request: Request, session: PageSession, kind: str) -> Response:
         asked = request.query_params

@@ -104,10 +104,14 @@ def test_two_pages_drive_at_once(person: Person, server: Served) -> None:
     person.driver.switch_to.new_window("tab")
     other = Person(person.driver, server.url)
     other.until_ready()
-    for handle in (person.driver.current_window_handle, first):
+    both = (person.driver.current_window_handle, first)
+    for handle in both:
         person.driver.switch_to.window(handle)
         person.driver.find_element(By.CSS_SELECTOR, '[data-key="up"]').click()
+    for handle in both:
+        person.driver.switch_to.window(handle)
         person.until(lambda: person.frames == FIRST + BLOCK)
+        person.until(lambda: person.state == "ready")
     person.driver.switch_to.window(next(one for one in person.driver.window_handles if one != first))
     person.driver.close()
     person.driver.switch_to.window(first)

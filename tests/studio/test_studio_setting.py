@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -248,3 +249,16 @@ def test_the_command_refuses_a_branch_for_several_models_and_an_idle_prompt(
     assert "--branch must be given with one model, got 2 models" in capsys.readouterr().err
     assert main([*given, "--prompt", "a street"]) == 2
     assert "--prompt must be left out: no model here has a text encoder" in capsys.readouterr().err
+
+
+def test_a_page_that_is_closed_while_it_sends_leaves_no_file(server: Served) -> None:
+    page = server.page()
+    session = page.hello["session"]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sending:
+        head = f"POST /sessions/{session}/video HTTP/1.1\r\nHost: {server.host}\r\nOrigin: http://{server.host}\r\n"
+        sending.sendall(f"{head}Content-Length: 100000\r\n\r\n".encode() + b"x" * 50_000)
+        server.until(lambda: (server.studio.folder / session / "sent-video").exists())
+        page.close()
+        server.wait_for_quiet()
+    server.wait_for_quiet()
+    assert [file for file in server.studio.folder.rglob("*") if file.is_file()] == []
