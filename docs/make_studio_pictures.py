@@ -1,9 +1,10 @@
-"""Write docs/images/studio.png, studio-draw.png and studio-phone.png: the studio's page in Chromium.
+"""Write docs/images/studio.png, studio-phone.png and, in the dark, studio-draw.png: the studio's page in Chromium.
 
-All options but --blocks go to `merope studio`.
+All options but --blocks go to `merope studio`. Pictures are kept in 256 colours, so that each is below 300 kB.
 """
 
 import argparse
+import io
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -19,7 +21,10 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+import merope
+
 IMAGES = Path(__file__).with_name("images")
+PAGE = Path(merope.__file__).parent / "studio" / "page"
 PATIENCE_S = 600.0
 
 
@@ -35,6 +40,27 @@ def set_width(driver: webdriver.Chrome, width: int, height: int, pixels: float) 
     size = {"width": width, "height": height, "deviceScaleFactor": pixels, "mobile": width < 700}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     time.sleep(1.0)
+
+
+def set_theme(driver: webdriver.Chrome, theme: str) -> None:
+    chosen = [{"name": "prefers-color-scheme", "value": theme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": chosen})
+
+
+def save_picture(driver: webdriver.Chrome, name: str) -> None:
+    """What is on the screen, in the colours of the page and those that are most frequent."""
+    picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    own = [int(colour[k : k + 2], 16) for colour in page_colours() for k in (0, 2, 4)]
+    frequent = picture.quantize(256 - len(own) // 3, Image.Quantize.MEDIANCUT).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette((own + frequent)[: 3 * 256])
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True)
+
+
+def page_colours() -> list[str]:
+    """Six hexadecimal digits each: thin lines and dots would lose theirs among those of the videos."""
+    words = "".join((PAGE / name).read_text() for name in ("studio.css", "takes.js"))
+    return sorted(set(re.findall(r"#([0-9a-f]{6})\b", words)))
 
 
 def wait(driver: webdriver.Chrome, state: str) -> None:
@@ -63,7 +89,8 @@ def drive(driver: webdriver.Chrome, blocks: int) -> None:
             chain = ActionChains(driver)
             chain.key_up(key).perform()
         wait(driver, "ready")
-    time.sleep(10.0)  # what the camera would see, and where it was, come after the frames
+    wait_until(driver, "!/–/.test(document.getElementById('off').textContent)")  # it comes after the frames
+    time.sleep(2.0)
 
 
 def draw(driver: webdriver.Chrome) -> None:
@@ -93,18 +120,18 @@ def main() -> None:
         url = next(found[1] for line in server.stdout if (found := re.search(r"open (\S+)", line)))
         with tempfile.TemporaryDirectory() as folder:
             driver = opened(folder)
+            set_theme(driver, "light")
             set_width(driver, 1400, 1090, 1.0)
             driver.get(url)
             wait(driver, "ready")
             drive(driver, options.blocks)
-            driver.save_screenshot(str(IMAGES / "studio.png"))
-            set_width(driver, 360, 780, 2.0)
-            height = driver.execute_script("return document.documentElement.scrollHeight")
-            set_width(driver, 360, min(height, 1400), 2.0)
-            driver.save_screenshot(str(IMAGES / "studio-phone.png"))
+            save_picture(driver, "studio.png")
+            set_width(driver, 360, 1180, 2.0)
+            save_picture(driver, "studio-phone.png")
+            set_theme(driver, "dark")
             set_width(driver, 1400, 1090, 1.0)
             draw(driver)
-            driver.save_screenshot(str(IMAGES / "studio-draw.png"))
+            save_picture(driver, "studio-draw.png")
             driver.quit()
     finally:
         server.terminate()

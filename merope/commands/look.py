@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from merope.commands.models import require_files, seed, settings
+from merope.errors import invalid
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +38,16 @@ def _demo(options: argparse.Namespace) -> int:
 
 def add_studio(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to drive")
-    what.add_argument("--model", type=Path, help="pipeline folder with a clips.json inside (the one in the package)")
-    what.add_argument("--branch", type=Path, help="folder of its camera branch (branch/ in the model's folder)")
-    what.add_argument("--steps", type=int, help="denoising steps (what the model's clips.json names)")
+    what.add_argument(
+        "--model",
+        type=Path,
+        action="append",
+        help="pipeline folder with a clips.json inside (the one in the package); again for each that pages can choose",
+    )
+    what.add_argument("--branch", type=Path, help="camera branch of the one model (branch/ in the model's folder)")
+    what.add_argument("--steps", type=int, help="denoising steps (what the model's clips.json names, 8 of a block)")
     what.add_argument("--seed", type=seed, help="of the noise (0)")
-    what.add_argument("--prompt", help="text of the videos, for models with a text encoder")
+    what.add_argument("--prompt", help="text that pages begin with, for models with a text encoder")
     what.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
     where = parser.add_argument_group("where to serve")
     where.add_argument("--host", default="127.0.0.1", help="address (%(default)s: nobody else can reach it)")
@@ -59,8 +65,12 @@ def _studio(options: argparse.Namespace) -> int:
 
     given = settings(options)
     access, port = Access(given.pop("host"), given.pop("token")), given.pop("port")
-    choice = ModelChoice(**{name: value for name, value in given.items() if value is not None})
-    serve(StudioConfig(choice, access, port))
+    folders = given.pop("model") or [ModelChoice.model]
+    if given["branch"] is not None and len(folders) > 1:
+        fix = "leave it out: each model has its own in branch/"
+        raise invalid("--branch", "given with one model", f"{len(folders)} models", fix)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    serve(StudioConfig(tuple(ModelChoice(model=folder, **chosen) for folder in folders), access, port))
     return 0
 
 

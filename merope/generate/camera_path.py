@@ -4,7 +4,9 @@
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from merope.geometry.trajectories import MOST_FRAMES, resample
 
 ASPECT_TOLERANCE = 0.02  # of the ratio of the sides: cropping to whole tokens stays below
 MOST_FPS = 1000.0
+Listener = Callable[[str], None]
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @dataclass(frozen=True)
@@ -170,5 +174,19 @@ def _scaled_lens(source: PathSource, lens: Lens | None) -> Lens:
 
 
 def say(text: str) -> None:
-    """Tell the user about an input, beside what the command prints."""
-    print(f"merope: {text}", file=sys.stderr)
+    """Tell the user about an input: whoever listens, or else on stderr, beside what the command prints."""
+    listener = _listener.get()
+    if listener is None:
+        print(f"merope: {text}", file=sys.stderr)
+    else:
+        listener(text)
+
+
+@contextmanager
+def said_to(listener: Listener) -> Iterator[None]:
+    """Everything that is said in this block, and in this thread, goes to the listener."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)

@@ -1,6 +1,7 @@
-"""`merope studio`: load a model, say where the page is, and serve it until Ctrl-C."""
+"""`merope studio`: load models, say where the page is, and serve it until Ctrl-C."""
 
 import socket
+import time
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -8,7 +9,8 @@ from starlette.types import ASGIApp
 
 from merope.errors import invalid
 from merope.studio.guard import Access
-from merope.studio.studio_model import ModelChoice, load_model
+from merope.studio.load_models import load_models
+from merope.studio.studio_model import ModelChoice
 from merope.studio.web_app import studio_app
 
 MOST_MESSAGE = 1 << 16  # bytes that a page may send at once
@@ -19,7 +21,7 @@ CLOSING_S = 3  # that open pages get when the server ends
 class StudioConfig:
     """What is served, and to whom. port: 0 for any free one."""
 
-    choice: ModelChoice = field(default_factory=ModelChoice)
+    choices: tuple[ModelChoice, ...] = (ModelChoice(),)
     access: Access = field(default_factory=Access)
     port: int = 8642
 
@@ -31,10 +33,12 @@ class StudioConfig:
 def serve(config: StudioConfig) -> None:
     """Until it is stopped. The port is taken before the model is loaded."""
     with _listening(config) as listener:
-        model, seconds = load_model(config.choice)
-        print(f"loaded {model.name} in {seconds:.1f} s", flush=True)
+        began_s = time.perf_counter()
+        models = load_models(config.choices)
+        names = ", ".join(model.name for model in models)
+        print(f"loaded {names} in {time.perf_counter() - began_s:.1f} s", flush=True)
         print(f"open {address(config.access, listener.getsockname()[1])}   (Ctrl-C ends it)", flush=True)
-        web_server(studio_app(model, config.access)).run([listener])
+        web_server(studio_app(models, config.access)).run([listener])
 
 
 def web_server(app: ASGIApp) -> uvicorn.Server:

@@ -9,44 +9,21 @@ import torch
 from torch import Tensor
 
 from merope.demo.drive import WORLDS
-from merope.demo.given_paths import beyond_training
 from merope.errors import invalid
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.formats.video import as_bytes
-from merope.generate.camera_path import lens_of_fov
 from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Lens, Pinhole
+from merope.geometry.lenses import Pinhole
+from merope.studio.lens_choice import LensChoice, training_notes
 from merope.world.clips import WorldClips
 from merope.world.commanded import FIRST_TEST_SEED
 from merope.world.render import Render, render
 from merope.world.scene import World
 
 JPEG_QUALITY = 90
-FOVS_DEG = {"pinhole": (20.0, 120.0), "fisheye": (60.0, 200.0)}
 TILE_M, TILE_PX, FARTHEST_TILE = 100.0, 384, 100
 ABOVE_M = 300.0  # of the camera that draws the map: from so high, houses hardly lean
 LOOKING_DOWN = ((1, 0, 0, 0), (0, 0, 1, 0), (0, -1, 0, 0), (0, 0, 0, 1))  # the street's ahead is up in the picture
-XI = {"pinhole": 0.0, "fisheye": 1.0}
-
-
-@dataclass(frozen=True)
-class LensChoice:
-    """What a page can ask for."""
-
-    kind: str
-    fov_deg: float  # horizontal
-
-    def __post_init__(self) -> None:
-        if self.kind not in FOVS_DEG:
-            raise invalid("lens", f"one of {', '.join(FOVS_DEG)}", repr(self.kind), "choose one of them")
-        low, high = FOVS_DEG[self.kind]
-        is_number = isinstance(self.fov_deg, int | float) and not isinstance(self.fov_deg, bool)
-        if not is_number or not low <= self.fov_deg <= high:
-            fix = "move the slider"
-            raise invalid("field of view", f"from {low:g}° to {high:g}° for a {self.kind}", repr(self.fov_deg), fix)
-
-    def lens(self, clips: WorldClips) -> Lens:
-        return lens_of_fov(self.fov_deg, XI[self.kind], clips.width, clips.height)
 
 
 @dataclass(frozen=True)
@@ -95,6 +72,20 @@ class StreetView:
         clips = WorldClips(longest, frame_rate_hz=self.clips.frame_rate_hz, prefix_frames=frames)
         return clips.path(self.seed)[:frames]
 
+    def first(self, count: int) -> tuple[Tensor, Tensor]:  # uint8 [count, H, W, 3], [count, 4, 4]
+        """What a drive begins with, and its cameras."""
+        poses = self.start(count)
+        return self.pictures(poses), poses
+
+    def route(self, path: Tensor, count: int) -> Tensor:  # [T, 4, 4]
+        """All cameras of a video along a path: the path itself, whose first `count` frames are given."""
+        return path
+
+    def frames_along(self, route: Tensor, count: int) -> Tensor:  # [T, 4, 4] -> uint8 [count, H, W, 3]
+        """What a video along these cameras begins with. Nothing stands in their way."""
+        self.clear(route)
+        return self.pictures(route[:count])
+
     def clear(self, world_from_camera: Tensor) -> None:  # [T, 4, 4]
         """Take away what stands in the way of these cameras."""
         self.world = self.world.cleared(world_from_camera)
@@ -121,9 +112,11 @@ class StreetView:
 
     def notes(self, path: Tensor | None = None) -> list[str]:  # [T, 4, 4]
         """In what the cameras differ from all that the model has seen."""
-        fov_deg, xi = self.choice.fov_deg, XI[self.choice.kind]
-        driven = WorldClips(frame_rate_hz=self.clips.frame_rate_hz, fov_deg=(fov_deg, fov_deg), xi=(xi, xi))
-        return beyond_training(path, driven, self.clips)
+        return training_notes(self.choice, self.clips, path)
+
+    @property
+    def title(self) -> str:
+        return f"world {self.number}"
 
 
 def map_tile(world: int, right: int, ahead: int) -> bytes:

@@ -1,6 +1,5 @@
-"""The model that the pages drive: its folder, its clips, and the two ways in which it makes frames."""
+"""A model that the pages drive: its folder, its clips, and the two ways in which it makes frames."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,21 +7,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merope.adapters.attachment import load_branch
 from merope.demo.drive import SHIPPED_MODEL
 from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.conditions import check_prefix_count
-from merope.generate.preflight import check_branch, check_model_weights, no_loading_bars, outline_model
 from merope.generate.stream import BLOCK_FRAMES, CameraStream
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens
 from merope.world.clips import WorldClips
-from merope.world.clips_file import CLIPS_FILE, EXAMPLE, read_clips
 
 GUIDANCE = 5.0  # of models with a text encoder
 LONGEST_S = 20.0  # of a clip along a drawn path, for models that go on for ever
+DRIVING_STEPS = 8  # of a block at most, unless the user asks for more: somebody waits for its first frame
+MOST_STEPS, MOST_PROMPT = 100, 2000
 
 
 class StoppedError(Exception):
@@ -34,7 +31,8 @@ class ModelChoice:
     """What to load.
 
     model: a pipeline folder with clips.json. branch: a folder, by default branch/ in the model's.
-    steps: of denoising; None for what the model's folder names.
+    steps: of denoising; None for what the model's folder names, and at most DRIVING_STEPS of them for a driven block.
+    prompt: what pages begin with, for models with a text encoder.
     """
 
     model: Path = SHIPPED_MODEL
@@ -51,14 +49,28 @@ class ModelChoice:
             raise invalid("--seed", "at least 0", self.seed, "each block draws its noise from it")
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """What a page chooses of how frames are made. prompt: None for models without a text encoder."""
+
+    steps: int
+    prompt: str | None = None
+
+
 class StudioModel:
     """A loaded pipeline and what its clips are like. Its calls must not overlap."""
 
-    def __init__(self, pipe: CameraVideoPipeline, clips: WorldClips, steps: int, choice: ModelChoice) -> None:
-        self.pipe, self.clips, self.steps = pipe, clips, steps
-        self.seed, self.prompt = choice.seed, choice.prompt
-        self.name = "the package's model" if choice.model == SHIPPED_MODEL else choice.model.resolve().name
-        self.guidance = 1.0 if pipe.text_encoder is None else GUIDANCE
+    def __init__(
+        self, pipe: CameraVideoPipeline, clips: WorldClips, steps: int, choice: ModelChoice, name: str
+    ) -> None:
+        self.pipe, self.clips, self.steps, self.name = pipe, clips, steps, name
+        self.driving_steps = steps if choice.steps else min(steps, DRIVING_STEPS)
+        self.seed, self.prompt = choice.seed, (choice.prompt or "") if self.has_text else ""
+        self.guidance = GUIDANCE if self.has_text else 1.0
+
+    @property
+    def has_text(self) -> bool:
+        return self.pipe.text_encoder is not None
 
     @property
     def is_causal(self) -> bool:
@@ -79,19 +91,46 @@ class StudioModel:
         block = self.first_frames + self.pipe.strides.frames - 1
         return self.first_frames + block * round(LONGEST_S * self.clips.frame_rate_hz / block)
 
+    def about(self) -> dict[str, object]:
+        """What a page must know of it."""
+        clips = self.clips
+        return {
+            "name": self.name,
+            "causal": self.is_causal,
+            "text": self.has_text,
+            "prompt": self.prompt,
+            "width": clips.width,
+            "height": clips.height,
+            "fps": clips.frame_rate_hz,
+            "steps": self.steps,
+            "driving_steps": self.driving_steps,
+            "lens": {"kind": "pinhole" if clips.xi[0] == 0.0 else "fisheye", "fov_deg": clips.fov_deg[0]},
+        }
+
+    def sampling(self, steps: object, prompt: object) -> Sampling:
+        """What a page asks for, checked."""
+        if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
+            raise invalid("steps", f"a whole number from 1 to {MOST_STEPS}", repr(steps)[:80], "choose fewer or more")
+        if not isinstance(prompt, str) or len(prompt) > MOST_PROMPT:
+            raise invalid("prompt", f"a text of at most {MOST_PROMPT} characters", repr(prompt)[:80], "shorten it")
+        if prompt and not self.has_text:
+            raise invalid("prompt", "empty: this model has no text encoder", repr(prompt)[:80], "leave it out")
+        return Sampling(steps, prompt if self.has_text else None)
+
     def stream(
         self,
         prefix: Tensor,  # uint8 [T, H, W, 3]
         world_from_camera: Tensor,  # [T, 4, 4]
         lens: Lens,
+        sampling: Sampling,
     ) -> CameraStream:
         """A drive that begins with these frames."""
         return self.pipe.stream(
-            self.prompt,
+            sampling.prompt,
             prefix,
             world_from_camera,
             lens,
-            num_inference_steps=self.steps,
+            num_inference_steps=sampling.steps,
             guidance_scale=self.guidance,
             seed=self.seed,
         )
@@ -100,26 +139,27 @@ class StudioModel:
         self,
         prefix: Tensor,  # uint8 [K, H, W, 3]
         cameras: Cameras,  # [T]
+        sampling: Sampling,
         on_step: Callable[[int, int], None],  # steps done, of so many
     ) -> Tensor:  # uint8 [T, H, W, 3], the prefix included
         """A video along a path: block by block if the model was trained so, else the whole clip at once."""
         if self.is_causal:
-            return self._streamed(prefix, cameras, on_step)
+            return self._streamed(prefix, cameras, sampling, on_step)
 
         def report(
             _: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]
         ) -> dict[str, Tensor]:
-            on_step(step + 1, self.steps)
+            on_step(step + 1, sampling.steps)
             return tensors
 
         frames = self.pipe(
-            prompt=self.prompt,
+            prompt=sampling.prompt,
             cameras=cameras,
             prefix=prefix,
             height=self.clips.height,
             width=self.clips.width,
             num_frames=cameras.count,
-            num_inference_steps=self.steps,
+            num_inference_steps=sampling.steps,
             guidance_scale=self.guidance,
             generator=torch.Generator("cpu").manual_seed(self.seed),  # the same noise on every machine
             output_type="pt",
@@ -128,12 +168,14 @@ class StudioModel:
         )[0]
         return as_bytes(frames[0].movedim(1, -1)).cpu()
 
-    def _streamed(self, prefix: Tensor, cameras: Cameras, on_step: Callable[[int, int], None]) -> Tensor:
-        stream = self.stream(prefix, cameras.world_from_camera[: len(prefix)], cameras.lens)
-        made, block = [prefix], stream.block_frames
-        total = self.steps * ((cameras.count - len(prefix)) // block)
+    def _streamed(
+        self, prefix: Tensor, cameras: Cameras, sampling: Sampling, on_step: Callable[[int, int], None]
+    ) -> Tensor:
+        stream = self.stream(prefix, cameras.world_from_camera[: len(prefix)], cameras.lens, sampling)
+        made, block, steps = [prefix], stream.block_frames, sampling.steps
+        total = steps * ((cameras.count - len(prefix)) // block)
         while stream.frames < cameras.count:
-            before = self.steps * stream.blocks
+            before = steps * stream.blocks
             own = cameras.world_from_camera[stream.frames : stream.frames + block]
             made.append(stream.drive(own, on_step=lambda step, before=before: on_step(before + step, total)))  # type: ignore[misc]
         return torch.cat(made)
@@ -152,37 +194,3 @@ class StudioModel:
     def prefix_frames(self) -> int:
         """Clean frames that a clip along a path begins with."""
         return self.first_frames if self.is_causal else self.clips.prefix_frames
-
-
-def load_model(choice: ModelChoice) -> tuple[StudioModel, float]:
-    """The model and the seconds that it took; a folder that does not fit is refused before its weights are read."""
-    began_s = time.perf_counter()
-    if not choice.model.is_dir():
-        raise FileNotFoundError(f"model folder {choice.model} is missing; check --model")
-    folder, clips, steps = str(choice.model.absolute()), *read_clips(choice.model)
-    branch = str((choice.branch or choice.model / "branch").absolute())
-    outline = outline_model(folder)
-    if outline.strides.pixels > 1 and not (choice.model / CLIPS_FILE).is_file():
-        fix = f"write what its clips are like, such as {EXAMPLE}"
-        raise invalid("--model", f"a folder with {CLIPS_FILE}, as every model with a VAE needs", folder, fix)
-    if outline.has_text and choice.prompt is None:
-        raise invalid("--prompt", "given to a model with a text encoder", None, 'such as --prompt "a street"')
-    outline.strides.check(clips.height, clips.width, clips.frames)
-    check_prefix_count(clips.prefix_frames, outline.strides, clips.frames)
-    check_branch(branch, outline, clips.cameras([0]))
-    check_model_weights(outline)
-    device = _device(choice.device)
-    dtype = torch.bfloat16 if outline.has_text and device.type == "cuda" else torch.float32
-    with no_loading_bars():
-        pipe: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=dtype)
-        load_branch(pipe.transformer, branch)
-    pipe.set_progress_bar_config(disable=True)
-    model = StudioModel(pipe.to(device), clips, choice.steps or steps, choice)
-    return model, time.perf_counter() - began_s
-
-
-def _device(name: str) -> torch.device:
-    here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    if name not in ("auto", *here):
-        raise invalid("--device", f"auto or, on this machine, {', '.join(here)}", repr(name), "use auto")
-    return torch.device(here[-1] if name == "auto" else name)

@@ -1,7 +1,9 @@
 """What a person does on the studio's page and reads there, in a real browser."""
 
+import base64
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -35,6 +37,38 @@ class Person:
         script = "arguments[0].value = arguments[1]; for (const name of ['input', 'change'])"
         self.driver.execute_script(f"{script} arguments[0].dispatchEvent(new Event(name))", self.find(id), value)
 
+    def set_size(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def set_theme(self, theme: str) -> None:
+        chosen = [{"name": "prefers-color-scheme", "value": theme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": chosen})
+
+    def click_street(self, *places: tuple[int, int]) -> None:
+        """In pixels to the right of and below the middle of the map."""
+        for right, below in places:
+            street = self.find("map")
+            ActionChains(self.driver).move_to_element_with_offset(street, right, below).click().perform()
+
+    def drop(self, name: str, content: str | bytes, kind: str = "") -> None:
+        """A file, onto the page."""
+        encoded = base64.b64encode(content if isinstance(content, bytes) else content.encode()).decode()
+        script = """
+            const carried = new DataTransfer();
+            const content = Uint8Array.from(atob(arguments[1]), (one) => one.charCodeAt(0));
+            carried.items.add(new File([content], arguments[0], { type: arguments[2] }));
+            document.body.dispatchEvent(new DragEvent("drop", { bubbles: true, dataTransfer: carried }));
+        """
+        self.driver.execute_script(script, name, encoded, kind)
+
+    def save(self, id: str, file: Path) -> Path:
+        """What a link downloads into this file."""
+        file.unlink(missing_ok=True)
+        self.click(id)
+        self.until(file.exists)
+        return file
+
     def hold(self, *keys: str) -> None:
         chain = ActionChains(self.driver)
         for key in keys:
@@ -47,7 +81,7 @@ class Person:
             chain.key_up(key)
         chain.perform()
 
-    def until(self, is_so: Callable[[], object], seconds: float = 60.0) -> float:
+    def until(self, is_so: Callable[[], object], seconds: float = 180.0) -> float:
         """Wait; how long it took."""
         began_s = time.monotonic()
         while not is_so():

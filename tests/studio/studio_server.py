@@ -12,7 +12,7 @@ from typing import Any
 
 import websocket
 from adapters.wan_models import perturb, tiny_config, tiny_wan
-from tiny_pipelines import euler, miniature_vae
+from tiny_pipelines import euler, miniature_vae, tiny_text
 
 from merope.adapters.attachment import attach, detach
 from merope.generate.camera_video import CameraVideoPipeline
@@ -30,14 +30,15 @@ RELEASED = {"do": "steer", "speed_m_s": 0, "yaw_rate_deg_s": 0}
 CLIPS = WorldClips(frames=21, height=32, width=64, frame_rate_hz=16.0, prefix_frames=9)
 
 
-def write_studio_model(folder: Path) -> None:
+def write_studio_model(folder: Path, clips: WorldClips = CLIPS, with_text: bool = False) -> None:
     """A latent model of random weights, with clips that are long enough for a prefix of nine frames."""
+    text = tiny_text() if with_text else (None, None)
     transformer = tiny_wan(num_layers=2)
     perturb(attach(transformer, tiny_config()), scale=1.0)
     detach(transformer).save_pretrained(folder / "branch")
-    pipe = CameraVideoPipeline(None, None, miniature_vae(), euler(), transformer, expand_timesteps=True)
+    pipe = CameraVideoPipeline(*text, miniature_vae(), euler(), transformer, expand_timesteps=True)
     pipe.save_pretrained(folder)
-    write_clips(folder, CLIPS, 2)
+    write_clips(folder, clips, 2)
 
 
 class Served:
@@ -64,6 +65,16 @@ class Served:
         content = answer.read()
         connection.close()
         return answer, content
+
+    def send_file(
+        self, page: "Page", kind: str, content: bytes, name: str = "", model: int = 0, **changes: str
+    ) -> tuple[int, str]:
+        """What the page's upload is answered."""
+        metric = changes.pop("metric", "0")
+        own = {"Origin": f"http://{self.host}"} | changes
+        path = f"/sessions/{page.hello['session']}/{kind}?name={name}&model={model}&metric={metric}"
+        status, words = self.request(path, "POST", content, **own)
+        return status, words.decode()
 
     def until(self, is_so: Callable[[], bool], seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
@@ -120,21 +131,34 @@ class Page:
             self.heard.append(json.loads(data))
 
     def begin(self, **changes: object) -> dict[str, Any]:
+        """The given frames."""
         self.send(BEGIN | changes)
         self.until("begun")
-        block = self.until("block")
-        self.read["state"] = self.read["block"]  # a page is ready before it asks for anything, too
+        given = self.until("frames", first=0)
+        self.read["state"] = self.read["frames"]  # a page is ready before it asks for anything, too
         self.until("state", state="ready")
-        return block
+        return given
+
+    def block(self) -> dict[str, Any]:
+        """The next block that was made, put together from the parts in which its frames came."""
+        before = self.read.get("made", 0)
+        made = self.until("made")
+        end = self.read["made"]
+        parts = [message for message in self.heard[before:end] if message["say"] == "frames" and message["first"] > 0]
+        together = {name: [row for part in parts for row in part[name]] for name in ("path", "held")}
+        return {**made, **together, "first": parts[0]["first"], "parts": [part["first"] for part in parts]}
+
+    def count(self, say: str) -> int:
+        return sum(message["say"] == say for message in self.heard)
 
     def close(self) -> None:
         self.socket.close()
 
 
 @contextmanager
-def served(model: StudioModel, token: str | None = None, port: int = 0) -> Iterator[Served]:
+def served(*models: StudioModel, token: str | None = None, port: int = 0) -> Iterator[Served]:
     with socket.create_server(("127.0.0.1", port)) as listener:
-        app = studio_app(model, Access(token=token))
+        app = studio_app(models, Access(token=token))
         server = web_server(app)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -146,4 +170,4 @@ def served(model: StudioModel, token: str | None = None, port: int = 0) -> Itera
             server.should_exit = True
             thread.join(60)
             assert not thread.is_alive()
-            assert not here.studio.folder.exists()
+            assert not here.studio.folder.parent.exists()

@@ -1,88 +1,21 @@
-"""A person's session in a real browser, against a real server with a tiny model."""
+"""The page in a real browser, against a real server with a tiny model."""
 
 import re
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from browser import opened_browser
+import torch
 from selenium import webdriver
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from studio.studio_browser import Person
-from studio.studio_server import Served, served
+from studio.studio_server import CLIPS, Served, served, write_studio_model
 
-from merope import formats
-from merope.formats.video import read_first_frames
-from merope.studio.studio_model import StudioModel
+from merope.formats.video import write_video
+from merope.studio.load_models import load_model
+from merope.studio.studio_model import ModelChoice, StudioModel
 
 FIRST, BLOCK = 9, 12
-
-
-@pytest.fixture(scope="module")
-def saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("saves")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory, saves: Path) -> Iterator[webdriver.Chrome]:
-    driver = opened_browser(tmp_path_factory.mktemp("profile"), 1400, 1000)
-    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(saves)})
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def person(browser: webdriver.Chrome, server: Served) -> Iterator[Person]:
-    person = Person(browser, server.url)
-    person.until_ready()
-    yield person
-    severe = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
-    browser.get("about:blank")
-    server.wait_for_quiet()
-    assert severe == []
-
-
-def saved(person: Person, saves: Path, id: str, name: str) -> Path:
-    file = saves / name
-    file.unlink(missing_ok=True)
-    person.click(id)
-    person.until(file.exists)
-    return file
-
-
-def test_somebody_drives_turns_stops_undoes_and_saves(person: Person, saves: Path) -> None:
-    assert person.read("state") == "Ready: hold ↑ to drive"
-    assert "not trained to stream" in person.read("facts")
-    person.until(lambda: person.read("made-caption") == f"given, frame {FIRST} of {FIRST}")
-    person.hold(Keys.ARROW_UP)
-    person.until(lambda: person.frames >= FIRST + 2 * BLOCK)
-    person.hold(Keys.ARROW_LEFT)
-    person.until(lambda: person.read("yaw") == "-15 °/s")
-    person.release(Keys.ARROW_LEFT, Keys.ARROW_UP)
-    person.until_ready()
-    person.until(lambda: person.read("made-caption") == f"generated, frame {person.frames} of {person.frames}")
-    assert float(person.read("speed")) == 8.0
-    assert float(person.read("driven").split()[0]) > 5.0
-    assert re.fullmatch(r"\d+\.\d s", person.read("seconds"))
-    person.until(lambda: person.read("off") != "–")
-    for id in ("made", "true", "map"):
-        assert person.colours(id) > 50
-    words = person.find("map").get_attribute("aria-label") or ""
-    assert re.search(r"\d m ahead of the start, [\d.]+ m to the left, heading -\d+°; \d+ poses recovered", words)
-
-    driven = person.frames
-    person.click("undo")
-    person.until(lambda: person.frames == driven - BLOCK)
-    assert not person.find("undo").is_enabled()
-    assert person.read("made-caption") == f"generated, frame {driven - BLOCK} of {driven - BLOCK}"
-    assert len(read_first_frames(saved(person, saves, "save-video", "drive.mp4"), 1000)[0]) == driven - BLOCK
-    assert formats.read(saved(person, saves, "save-path", "drive.json")).count == driven - BLOCK
-    assert formats.detect(saved(person, saves, "save-tum", "drive.tum")) == "tum"
-
-    person.click("restart")
-    person.until(lambda: person.frames == FIRST)
 
 
 def test_letters_and_the_pad_drive_too_and_space_pauses(person: Person) -> None:
@@ -126,19 +59,10 @@ def test_a_fisheye_is_previewed_and_begins_anew(person: Person) -> None:
     person.until(lambda: "a 140° fisheye (xi = 1); the model has seen a 70° pinhole only" in person.read("notice"))
 
 
-DROP = """
-    const file = new File([arguments[0]], "drive.tum"), carried = new DataTransfer();
-    carried.items.add(file);
-    document.body.dispatchEvent(new DragEvent("drop", { bubbles: true, dataTransfer: carried }));
-"""
-
-
 def test_somebody_draws_a_path_generates_it_reads_the_errors_and_drops_a_file(person: Person) -> None:
     person.click("to-draw")
     assert not person.find("made").is_displayed()
-    canvas = person.find("map")
-    for right, up in ((0, 60), (0, 20), (-20, -20), (-40, -60), (-80, -90)):
-        ActionChains(person.driver).move_to_element_with_offset(canvas, right, up).click().perform()
+    person.click_street((0, 60), (0, 20), (-20, -20), (-40, -60), (-80, -90))
     rows = person.driver.find_elements(By.CSS_SELECTOR, "#points tr")
     assert len(rows) == 5
     person.until(lambda: re.fullmatch(r"[\d.]+ m in 1.25 s; the path lasts [\d.]+ s.*", person.read("traced")))
@@ -163,12 +87,12 @@ def test_somebody_draws_a_path_generates_it_reads_the_errors_and_drops_a_file(pe
     assert re.search(r"off here\n(no pose|[\d.]+ m)\n", person.find("take-1").text)
 
     lines = [f"{k / 16} 0 0 {0.5 * k} 0 0 0 1" for k in range(40)]
-    person.driver.execute_script(DROP, "\n".join(lines))
+    person.drop("drive.tum", "\n".join(lines))
     person.until(lambda: person.read("traced").startswith("drive.tum: 10.0 m in 1.25 s"))
     assert person.driver.find_elements(By.CSS_SELECTOR, "#points tr") == []
     person.click("generate")
     person.until(lambda: person.driver.find_elements(By.ID, "take-3"))
-    person.driver.execute_script(DROP, "not a pose file")
+    person.drop("drive.tum", "not a pose file")
     person.until(lambda: not person.find("generate").is_enabled())
     person.click("to-drive")
     assert person.find("made").is_displayed()
@@ -180,46 +104,100 @@ def test_two_pages_drive_at_once(person: Person, server: Served) -> None:
     person.driver.switch_to.new_window("tab")
     other = Person(person.driver, server.url)
     other.until_ready()
-    for handle in (person.driver.current_window_handle, first):
+    both = (person.driver.current_window_handle, first)
+    for handle in both:
         person.driver.switch_to.window(handle)
         person.driver.find_element(By.CSS_SELECTOR, '[data-key="up"]').click()
+    for handle in both:
+        person.driver.switch_to.window(handle)
         person.until(lambda: person.frames == FIRST + BLOCK)
+        person.until(lambda: person.state == "ready")
     person.driver.switch_to.window(next(one for one in person.driver.window_handles if one != first))
     person.driver.close()
     person.driver.switch_to.window(first)
 
 
-def test_a_phone_has_all_of_it_without_scrolling_sideways(person: Person) -> None:
-    size = {"width": 360, "height": 780, "deviceScaleFactor": 2, "mobile": True}
-    person.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    assert person.driver.execute_script("return document.documentElement.scrollWidth") == 360
-    for button in person.driver.find_elements(By.CSS_SELECTOR, ".pad button"):
-        assert min(button.size["width"], button.size["height"]) >= 44
-    person.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+def test_a_video_of_one_s_own_hides_what_nobody_knows(person: Person, tmp_path: Path) -> None:
+    write_video(torch.randint(256, (12, 32, 64, 3), dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
+    person.choose("source", "video")
+    assert person.find("video-speed").is_displayed()
+    assert not person.find("world").is_displayed()
+    person.find("video-file").send_keys(str(tmp_path / "mine.mp4"))
+    person.until(lambda: person.read("video-notes") == "mine.mp4: its first 9 frames begin the drive, 0.5 s.")
+    person.until(lambda: "video.jpg" in (person.find("preview").get_attribute("src") or ""))
+    person.click("apply")
+    person.until(lambda: "cameras of the video: straight ahead at 8 m/s" in person.read("notice"))
+    person.until_ready()
+    hidden = ("true", "off", "save-report")
+    assert [person.find(id).is_displayed() for id in hidden] == [False] * 3
+    assert person.read("no-truth").startswith("Your own video has no true street")
+    person.driver.find_element(By.CSS_SELECTOR, '[data-key="up"]').click()
+    person.until(lambda: person.frames == FIRST + BLOCK)
+    person.until_ready()
+    assert person.colours("made") > 50
+
+    person.click("to-draw")
+    person.click_street((0, 40), (0, -20))
+    person.until(person.find("generate").is_enabled)
+    person.click("generate")
+    person.until(lambda: person.driver.find_elements(By.ID, "take-1"))
+    card = person.find("take-1")
+    assert "Take 1: your video, 70° pinhole" in card.text
+    assert len(card.find_elements(By.TAG_NAME, "canvas")) == 1
+    assert "rot" not in card.text
+    person.choose("source", "world")
+    assert person.find("world").is_displayed()
+    assert not person.find("no-truth").is_displayed()
 
 
-def test_everything_has_a_name_for_screen_readers(person: Person) -> None:
-    tree = person.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-    wanted = ("button", "slider", "spinbutton", "combobox", "link", "image", "img", "status")
-    nodes = [node for node in tree if node.get("role", {}).get("value") in wanted and not node.get("ignored")]
-    assert len(nodes) > 20
-    assert [node for node in nodes if node["role"]["value"] != "status" and not node["name"]["value"]] == []
+def test_files_that_are_dropped_go_where_they_belong(person: Person, tmp_path: Path) -> None:
+    write_video(torch.randint(256, (12, 32, 64, 3), dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
+    person.drop("mine.mp4", (tmp_path / "mine.mp4").read_bytes(), "video/mp4")
+    person.until(lambda: person.read("video-notes").startswith("mine.mp4: its first 9 frames"))
+    assert person.find("source").get_property("value") == "video"
+    assert person.find("made").is_displayed()
+    person.drop("keys.txt", "w*40")
+    person.until(lambda: person.read("traced").startswith("keys.txt: "))
+    assert not person.find("made").is_displayed()
 
 
-def test_a_server_that_ends_and_comes_back_is_noticed(browser: webdriver.Chrome, model: StudioModel) -> None:
-    with served(model) as here:
+def test_a_file_that_is_no_video_is_refused_on_the_page(person: Person, tmp_path: Path) -> None:
+    (tmp_path / "list.mp4").write_text("#EXTM3U")
+    person.choose("source", "video")
+    person.find("video-file").send_keys(str(tmp_path / "list.mp4"))
+    person.until(lambda: "a file of kind mp4, mov, webm, mkv or avi" in person.read("video-notes"))
+    person.click("apply")
+    person.until(lambda: "drop a video on the page" in person.read("notice"))
+    person.driver.get_log("browser")  # the refused file is named there
+
+
+def test_what_is_odd_about_a_dropped_file_stands_below_the_path(person: Person) -> None:
+    person.click("to-draw")
+    lines = [f"{k / 16} 0 0 {0.5 * k + (40.0 if k > 20 else 0.0)} 0 0 0 1" for k in range(40)]
+    person.drop("jump.tum", "\n".join(lines))
+    person.until(lambda: person.read("traced").startswith("jump.tum: "))
+    assert "jump" in person.read("path-notes")
+    person.click_street((0, 0))
+    assert person.read("path-notes") == ""
+
+
+def test_a_model_with_a_text_encoder_is_chosen_and_prompted(
+    browser: webdriver.Chrome, model: StudioModel, tmp_path: Path
+) -> None:
+    write_studio_model(tmp_path / "with-text", replace(CLIPS, height=64), with_text=True)
+    other = load_model(ModelChoice(tmp_path / "with-text", prompt="a street", device="cpu"))
+    with served(model, other) as here:
         person = Person(browser, here.url)
         person.until_ready()
-        person.driver.find_element(By.CSS_SELECTOR, '[data-key="up"]').click()
-        person.until(lambda: person.frames == FIRST + BLOCK)
-    person.until(lambda: person.state == "lost")
-    assert person.read("state") == "The connection is lost; trying again …"
-    with served(model, port=here.port):
-        person.until(lambda: "Connected again" in person.read("notice"))
-        assert person.frames == FIRST + BLOCK  # what was made can still be watched
-        assert person.find("save-video").get_attribute("aria-disabled") == "true"
-        person.click("restart")
-        person.until(lambda: person.frames == FIRST)
+        assert person.find("no-prompt").is_displayed()
+        assert not person.find("prompt").is_displayed()
+        person.choose("model", "1")
+        assert "64×64" in person.read("facts")
+        assert person.find("prompt").get_property("value") == "a street"
+        person.find("prompt").send_keys(" at night")
+        person.click("apply")
+        person.until(lambda: person.driver.execute_script("return document.getElementById('made').height") == 64)
+        (page,) = here.studio.pages.values()
+        person.until(lambda: page.drive is not None and page.drive.sampling.prompt == "a street at night")
         person.until_ready()
         browser.get("about:blank")
-    browser.get_log("browser")  # the lost connection is named there

@@ -1,5 +1,6 @@
 """Drawn and dropped paths: what a car can drive, takes along them over a real connection, uploads that are refused."""
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_any_points_make_a_path_that_ends(points: list[list[float]]) -> None:
 
 
 def test_a_path_is_traced_while_it_is_drawn(page: Page) -> None:
-    page.send({"do": "trace", "points": FIVE})
+    page.send(TAKE | {"do": "trace"})
     traced = page.until("traced")
     assert traced["frames"] == 21  # the model's clips
     assert traced["whole_s"] > traced["seconds"] == 1.25
@@ -98,6 +99,8 @@ def test_a_take_follows_the_path_is_judged_and_can_be_saved(server: Served, page
     assert len(read_first_frames(saved["mp4"], 100)[0]) == 21
     assert_close(formats.read(saved["json"]).world_from_camera, drive_of(FIVE)[:21])
     assert server.request(f"/sessions/{page.hello['session']}/take-2.mp4")[0] == 404
+    status, report = server.request(f"/sessions/{page.hello['session']}/take-1.html")
+    assert (status, b"left the path by 1 m" in report, b"data:image/jpeg" in report) == (200, True, True)
 
 
 def test_takes_stand_side_by_side_until_the_oldest_is_replaced(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +110,8 @@ def test_takes_stand_side_by_side_until_the_oldest_is_replaced(page: Page, monke
         assert page.until("take")["reel"] == reel
 
 
-def drop(server: Served, page: Page, content: bytes, name: str, metric: int = 0, **headers: str) -> tuple[int, str]:
-    own = {"Origin": f"http://{server.host}"} | headers
-    path = f"/sessions/{page.hello['session']}/path?name={name}&metric={metric}"
-    status, words = server.request(path, "POST", content, **own)
-    return status, words.decode()
+def drop(server: Served, page: Page, content: bytes, name: str, **changes: str) -> tuple[int, str]:
+    return server.send_file(page, "path", content, name, **changes)
 
 
 def test_a_dropped_pose_file_is_driven_and_leaves_no_file(server: Served, page: Page, tmp_path: Path) -> None:
@@ -120,11 +120,27 @@ def test_a_dropped_pose_file_is_driven_and_leaves_no_file(server: Served, page: 
     formats.write(Trajectory(poses, True, "test", times_s), tmp_path / "drive.tum", "tum")
     status, answer = drop(server, page, (tmp_path / "drive.tum").read_bytes(), "drive.tum")
     assert status == 200, answer
-    assert '"metres":10.0' in answer
+    assert answer == '{"notes":[]}'
     assert [file.name for file in (server.studio.folder / page.hello["session"]).iterdir()] == []
-    page.send({**TAKE, "points": None, "dropped": True})
+    dropped = {**TAKE, "points": None, "dropped": True}
+    page.send({**dropped, "do": "trace"})
+    assert page.until("traced")["metres"] == 10.0
+    page.send(dropped)
     take = page.until("take")
     assert take["path"][20][1:3] == [0.0, 10.0]
+
+
+def test_what_is_odd_about_a_pose_file_is_said_on_the_page(
+    server: Served, page: Page, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{k / 16} 0 0 {0.5 * k + (40.0 if k > 20 else 0.0)} 0 0 0 1" for k in range(40)]
+    status, answer = drop(server, page, "\n".join(lines).encode(), "jump.tum")
+    assert status == 200
+    (note,) = json.loads(answer)["notes"]
+    assert note.startswith("warning: this file: ")
+    assert "jump" in note
+    assert str(server.studio.folder) not in note
+    assert "merope:" not in capfd.readouterr().err
 
 
 def test_uploads_are_bounded_and_checked(server: Served, page: Page, tmp_path: Path) -> None:
@@ -137,7 +153,6 @@ def test_uploads_are_bounded_and_checked(server: Served, page: Page, tmp_path: P
     assert [file for file in server.studio.folder.rglob("*") if file.is_file()] == []
     assert [file.name for file in server.studio.folder.parent.glob("evil*")] == []
     assert drop(server, page, b"w*40", "keys.txt")[0] == 200
-    assert drop(server, page, b"w*2", "keys.txt")[0] == 400  # too short
     assert drop(server, page, b"w*40", "keys.txt", Origin="http://example.org")[0] == 403
     assert server.request("/sessions/another/path", "POST", b"w*40", Origin=f"http://{server.host}")[0] == 404
     assert server.request(f"/sessions/{page.hello['session']}/path", "POST", b"w*40")[0] == 403  # no origin
@@ -149,7 +164,7 @@ def test_a_path_without_a_scale_is_refused_unless_it_is_said_to_be_in_metres(
     formats.write(Trajectory(straight_drive(30, step_m=0.5), False, "test"), tmp_path / "path.json")
     content = (tmp_path / "path.json").read_bytes()
     assert "must be in metres" in drop(server, page, content, "path.json")[1]
-    assert drop(server, page, content, "path.json", metric=1)[0] == 200
+    assert drop(server, page, content, "path.json", metric="1")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -162,23 +177,27 @@ def test_points_that_are_none_are_refused(page: Page, points: object) -> None:
 
 def test_a_take_without_a_dropped_file_or_too_short_is_refused(page: Page) -> None:
     page.send({"do": "take", "world": 4, "lens": PINHOLE, "dropped": True})
-    assert "drop a pose file, or draw one" in page.until("refused")["text"]
-    page.send({"do": "trace", "points": [[0, 1, 8]]})
+    assert "drop a pose file on the page" in page.until("refused")["text"]
+    page.send(TAKE | {"do": "trace", "points": [[0, 1, 8]]})
     assert "path must be of at least 13 frames" in page.until("refused")["text"]
 
 
 def test_a_causal_model_takes_paths_block_by_block(model: StudioModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same frames as a stream that is driven by hand."""
     from merope.geometry.cameras import Cameras
-    from merope.studio.street_view import LensChoice, StreetView
+    from merope.studio.lens_choice import LensChoice
+    from merope.studio.street_view import StreetView
+    from merope.studio.studio_model import Sampling
 
     monkeypatch.setattr(type(model.pipe), "causal_block_frames", 3)
     view, path = StreetView(4, LensChoice("pinhole", 70.0), model.clips), drive_of(FIVE)
     count = model.fitting_frames(40)
     assert (count, model.fitting_frames(10_000)) == (33, 9 + 12 * 27)
     prefix, steps = view.pictures(path[:9]), []
-    frames = model.clip(prefix, Cameras(path[:count], view.lens), lambda done, of: steps.append((done, of)))
-    stream = model.stream(prefix, path[:9], view.lens)
+    frames = model.clip(
+        prefix, Cameras(path[:count], view.lens), Sampling(2), lambda done, of: steps.append((done, of))
+    )
+    stream = model.stream(prefix, path[:9], view.lens, Sampling(2))
     expected = torch.cat((prefix, stream.drive(path[9:21]), stream.drive(path[21:33])))
     assert torch.equal(frames, expected)
     assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -16,7 +16,7 @@ TOKEN = "a-long-and-random-one"
 
 @pytest.fixture(scope="module")
 def locked(model: StudioModel) -> Iterator[Served]:
-    with served(model, TOKEN) as here:
+    with served(model, token=TOKEN) as here:
         yield here
 
 
@@ -55,7 +55,7 @@ def test_without_the_token_nothing_is_served(locked: Served) -> None:
     for path in (
         "/",
         "/page/studio.js",
-        "/preview?world=4&lens=pinhole&fov=70",
+        "/preview?model=0&world=4&lens=pinhole&fov=70",
         "/?token=another",
         "/map?token=" + TOKEN,
     ):
@@ -101,11 +101,11 @@ def test_no_file_outside_the_page_and_the_session_is_read(server: Served) -> Non
 
 
 def test_pictures_of_the_street_are_bounded(server: Served) -> None:
-    good = "/preview?world=4&lens=fisheye&fov=140"
+    good = "/preview?model=0&world=4&lens=fisheye&fov=140"
     assert server.request(good)[1][:2] == b"\xff\xd8"  # JPEG
     for bad in ("world=-1&lens=pinhole&fov=70", "world=x&lens=pinhole&fov=70", "world=4&lens=a&fov=70", "world=4"):
-        assert server.request(f"/preview?{bad}")[0] == 400
-    assert server.request("/preview?world=4&lens=pinhole&fov=nan")[0] == 400
+        assert server.request(f"/preview?model=0&{bad}")[0] == 400
+    assert server.request("/preview?model=0&world=4&lens=pinhole&fov=nan")[0] == 400
     assert server.request("/map?world=4&x=0&z=0")[1][:2] == b"\xff\xd8"
     for bad in ("world=4&x=101&z=0", "world=4&x=0", "world=4&x=0.5&z=0", "world=99999999&x=0&z=0"):
         assert server.request(f"/map?{bad}")[0] == 400

@@ -2,7 +2,7 @@
 
 import io
 import json
-import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +16,11 @@ from torch.testing import assert_close
 
 from merope import formats
 from merope.formats.video import read_first_frames
+from merope.studio.lens_choice import LensChoice
 from merope.studio.steering import Controls, steered
 from merope.studio.street_drive import StreetDrive
-from merope.studio.studio_model import StudioModel
+from merope.studio.street_view import StreetView
+from merope.studio.studio_model import Sampling, StudioModel
 
 BLOCK = 12
 
@@ -40,16 +42,16 @@ def saved(server: Served, page: Page, kind: str, folder: Path) -> Path:
 
 
 def test_a_page_is_told_what_the_model_is_like(page: Page) -> None:
-    hello = page.hello
-    assert (hello["width"], hello["height"], hello["fps"], hello["steps"]) == (64, 32, 16.0, 2)
-    assert (hello["causal"], hello["lens"]) == (False, {"kind": "pinhole", "fov_deg": 70.0})
+    (about,) = page.hello["models"]
+    assert (about["width"], about["height"], about["fps"], about["steps"]) == (64, 32, 16.0, 2)
+    assert (about["causal"], about["lens"]) == (False, {"kind": "pinhole", "fov_deg": 70.0})
 
 
 def test_a_drive_goes_where_it_is_steered_and_is_recorded(server: Served, page: Page, tmp_path: Path) -> None:
     first = page.begin()
     assert [row[0] for row in first["path"]] == list(range(9))
     page.send(AHEAD | {"yaw_rate_deg_s": -15}, RELEASED)
-    block = page.until("block")
+    block = page.block()
     page.until("seen")
     page.until("state", state="ready")
     assert [row[0] for row in block["path"]] == list(range(9, 9 + BLOCK))
@@ -93,7 +95,7 @@ def test_what_is_seen_of_a_block_that_was_taken_back_is_not_told(
 ) -> None:
     page.begin()
     free, look = threading.Event(), StreetDrive.look
-    monkeypatch.setattr(StreetDrive, "look", lambda drive, block: (free.wait(60), look(drive, block))[1])
+    monkeypatch.setattr(StreetDrive, "look", lambda *given: (free.wait(60), look(*given))[1])
     page.send(AHEAD, RELEASED)
     page.until("state", state="ready")
     page.send({"do": "undo"})
@@ -103,19 +105,20 @@ def test_what_is_seen_of_a_block_that_was_taken_back_is_not_told(
     page.until("seen")
     page.send({"do": "undo"})
     page.until("undone")
-    assert sum(message["say"] == "seen" for message in page.heard) == 1
+    assert page.count("seen") == 1
 
 
 def test_a_held_key_drives_on_and_pause_stops_it(page: Page) -> None:
     page.begin()
     page.send(AHEAD)
     for _ in range(2):
-        page.until("block")
+        page.block()
     page.send({"do": "pause", "paused": True})
     page.until("state", state="paused")
-    blocks = sum(message["say"] == "block" for message in page.heard)
+    blocks = page.count("made")
+    page.read["made"] = len(page.heard)
     page.send({"do": "pause", "paused": False})
-    page.until("block", first=9 + BLOCK * (blocks - 1))
+    assert page.block()["first"] == 9 + BLOCK * blocks
     page.send(RELEASED)
     page.until("state", state="ready")
 
@@ -125,10 +128,10 @@ def test_a_key_that_is_tapped_while_the_model_works_counts_once(page: Page) -> N
     page.send(AHEAD)
     page.until("step", done=1)
     page.send(RELEASED, AHEAD, RELEASED)
-    page.until("block")
-    page.until("block")
+    page.block()
+    page.block()
     page.until("state", state="ready")
-    assert sum(message["say"] == "block" for message in page.heard) == 3
+    assert page.count("made") == 2
 
 
 def test_another_lens_begins_anew_and_says_what_the_model_has_not_seen(page: Page) -> None:
@@ -137,7 +140,7 @@ def test_another_lens_begins_anew_and_says_what_the_model_has_not_seen(page: Pag
     (note,) = next(message["notes"] for message in page.heard if message["say"] == "begun" and message["notes"])
     assert "a 140° fisheye (xi = 1); the model has seen a 70° pinhole only" in note
     page.send(AHEAD, RELEASED)
-    assert page.until("block")["first"] == 9
+    assert page.block()["first"] == 9
 
 
 def test_a_second_page_waits_its_turn_and_is_told(server: Served, page: Page) -> None:
@@ -157,10 +160,10 @@ def test_a_second_page_waits_its_turn_and_is_told(server: Served, page: Page) ->
     other.close()
 
 
-def test_a_closed_page_stops_its_work(server: Served, model: StudioModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_page_stops_its_work(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("merope.studio.studio_model.MOST_STEPS", 20_000)  # a block that takes minutes
     page = server.page()
-    monkeypatch.setattr(model, "steps", 20_000)  # a block that takes minutes
-    page.begin()
+    page.begin(steps=20_000)
     page.send(AHEAD)
     page.until("step", done=2)
     began_s = time.monotonic()
@@ -212,24 +215,6 @@ def test_a_message_that_is_too_long_ends_the_connection_and_nothing_else(server:
     server.wait_for_quiet()
 
 
-def test_pages_that_come_and_go_leave_nothing(server: Served) -> None:
-    dice, open_pages = random.Random(0), []
-    threads = threading.active_count()
-    for _ in range(20):
-        if open_pages and (len(open_pages) > 10 or dice.random() < 0.4):
-            open_pages.pop(dice.randrange(len(open_pages))).close()
-        else:
-            page = server.page()
-            page.send(BEGIN, dice.choice([AHEAD, RELEASED, {"do": "undo"}, {"do": "stop"}]))
-            open_pages.append(page)
-    last = server.page()
-    last.begin()  # it is served whoever else is there
-    for page in (last, *open_pages):
-        page.close()
-    server.wait_for_quiet()
-    assert threading.active_count() <= threads + 8  # those that serve files are kept for the next requests
-
-
 def test_more_pages_than_the_bound_are_told_so(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("merope.studio.web_app.MOST_PAGES", 1)
     page = server.page()
@@ -248,3 +233,73 @@ def test_a_server_that_ends_takes_its_pages_and_files_along(model: StudioModel) 
         folder = here.studio.folder
         assert (folder / page.hello["session"] / "drive.mp4").exists()
     assert not folder.exists()
+
+
+def test_a_page_is_answered_while_its_own_block_is_made(server: Served, page: Page) -> None:
+    page.begin(steps=100)
+    page.send(AHEAD, RELEASED)
+    page.until("step", done=1)
+    page.send({**BEGIN, "do": "trace", "points": [[0, 20, 8]]})
+    page.until("traced")
+    assert server.request(f"/sessions/{page.hello['session']}/drive.json")[0] == 200
+    assert page.count("made") == 0
+    page.until("made")
+
+
+def test_frames_come_before_the_block_is_whole(page: Page) -> None:
+    """Those of a latent frame each, in order, and before the stream has taken the block in."""
+    page.begin()
+    page.send(AHEAD, RELEASED)
+    block = page.block()
+    assert block["parts"] == [9, 13, 17]
+    kinds = [message["say"] for message in page.heard]
+    assert kinds.index("made") > max(k for k, kind in enumerate(kinds) if kind == "frames")
+
+
+def test_frames_that_are_shown_early_are_those_of_the_whole_block(model: StudioModel) -> None:
+    view = StreetView(4, LensChoice("pinhole", 70.0), model.clips)
+    prefix, poses = view.first(9)
+    ahead = poses[-1] @ torch.linalg.matrix_power(torch.linalg.inv(poses[-2]) @ poses[-1], 2)
+    route = ahead.expand(BLOCK, 4, 4)
+    shown: list[torch.Tensor] = []
+    stream = model.stream(prefix, poses, view.lens, Sampling(2))
+    with model.pipe.watched(shown.append):
+        watched = stream.drive(route)
+    assert torch.equal(torch.cat(shown), watched)
+    stream.undo()
+    assert int((stream.drive(route).int() - watched.int()).abs().max()) <= 1  # products of other shapes round otherwise
+
+
+def test_a_block_that_cannot_be_written_is_taken_from_page_and_stream(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.begin()
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("merope.studio.recording.append_frames", full)
+        page.send(AHEAD, RELEASED)
+        assert page.until("undone") == {"say": "undone", "frames": 9, "undo": False}
+        assert "no space left" in page.until("refused")["text"]
+    page.send(AHEAD, RELEASED)
+    assert page.block()["first"] == 9
+
+
+def test_a_drive_is_saved_as_a_report(server: Served, page: Page) -> None:
+    page.begin()
+    address = f"/sessions/{page.hello['session']}/drive.html"
+    assert server.request(address)[0] == 409  # nothing is measured yet
+    page.send(AHEAD, RELEASED)
+    page.until("seen")
+    answer, content = server.answer(address)
+    assert answer.headers["content-disposition"] == 'attachment; filename="drive.html"'
+    text = content.decode()
+    assert "<title>Camera control report</title>" in text
+    assert "world-4" in text
+    assert "http" not in re.sub(r"http://www.w3.org/\S+", "", text)  # nothing is loaded from elsewhere
+    page.until("state", state="ready")
+    page.send({"do": "undo"})
+    page.until("undone")
+    assert server.request(address)[0] == 409

@@ -3,11 +3,12 @@
 const TILE_M = 100;
 const LEAST_M = 50; // that the picture is wide
 const MARGIN_M = 10;
+const GRID_M = 10; // between lines, where no street is known
 
 export class BirdsEye {
   constructor(canvas) {
     this.canvas = canvas;
-    this.world = undefined;
+    this.world = undefined; // its number; null where no street is known
     this.tiles = new Map();
     this.layers = []; // {rows, colour, dotted}
     this.camera = undefined; // {row, fovDeg}
@@ -62,7 +63,8 @@ export class BirdsEye {
     const pen = this.canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, wide, high);
-    this.drawTiles(pen);
+    if (this.world === null) this.drawGrid(pen);
+    else this.drawTiles(pen);
     for (const layer of this.layers) this.drawPath(pen, layer);
     for (const point of this.points) this.drawPoint(pen, point);
     if (this.camera !== undefined) this.drawCamera(pen, this.camera);
@@ -81,6 +83,23 @@ export class BirdsEye {
         pen.drawImage(picture, px, py, TILE_M * this.scale + 0.5, TILE_M * this.scale + 0.5);
       }
     }
+  }
+
+  drawGrid(pen) {
+    const { clientWidth: wide, clientHeight: high } = this.canvas;
+    const [left, top] = this.metres(0, 0), [right, bottom] = this.metres(wide, high);
+    pen.strokeStyle = "rgba(255, 255, 255, .16)";
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (let x = Math.ceil(left / GRID_M) * GRID_M; x <= right; x += GRID_M) {
+      pen.moveTo(this.pixel(x, 0)[0], 0);
+      pen.lineTo(this.pixel(x, 0)[0], high);
+    }
+    for (let z = Math.ceil(bottom / GRID_M) * GRID_M; z <= top; z += GRID_M) {
+      pen.moveTo(0, this.pixel(0, z)[1]);
+      pen.lineTo(wide, this.pixel(0, z)[1]);
+    }
+    pen.stroke();
   }
 
   tile(x, z) {
