@@ -16,11 +16,9 @@ from torch.testing import assert_close
 
 from merope import formats
 from merope.formats.video import read_first_frames
-from merope.studio.lens_choice import LensChoice
 from merope.studio.steering import Controls, steered
 from merope.studio.street_drive import StreetDrive
-from merope.studio.street_view import StreetView
-from merope.studio.studio_model import Sampling, StudioModel
+from merope.studio.studio_model import StudioModel
 
 BLOCK = 12
 
@@ -254,20 +252,6 @@ def test_frames_come_before_the_block_is_whole(page: Page) -> None:
     assert block["parts"] == [9, 13, 17]
     kinds = [message["say"] for message in page.heard]
     assert kinds.index("made") > max(k for k, kind in enumerate(kinds) if kind == "frames")
-
-
-def test_frames_that_are_shown_early_are_those_of_the_whole_block(model: StudioModel) -> None:
-    view = StreetView(4, LensChoice("pinhole", 70.0), model.clips)
-    prefix, poses = view.first(9)
-    ahead = poses[-1] @ torch.linalg.matrix_power(torch.linalg.inv(poses[-2]) @ poses[-1], 2)
-    route = ahead.expand(BLOCK, 4, 4)
-    shown: list[torch.Tensor] = []
-    stream = model.stream(prefix, poses, view.lens, Sampling(2))
-    with model.pipe.watched(shown.append):
-        watched = stream.drive(route)
-    assert torch.equal(torch.cat(shown), watched)
-    stream.undo()
-    assert int((stream.drive(route).int() - watched.int()).abs().max()) <= 1  # products of other shapes round otherwise
 
 
 def test_a_block_that_cannot_be_written_is_taken_from_page_and_stream(
