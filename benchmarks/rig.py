@@ -78,7 +78,7 @@ def measured(config: TrainConfig, clips: WorldClips, worlds: int, steps: int, de
         true, cameras, world = true_clip(clips, seed, device)
         video = pipeline(
             cameras=cameras,
-            prefix=true[:, :prefix],
+            prefix=true[:, :prefix] if prefix else None,
             height=clips.height,
             width=clips.width,
             num_frames=clips.frames,
@@ -92,11 +92,10 @@ def measured(config: TrainConfig, clips: WorldClips, worlds: int, steps: int, de
         overlap += view_overlap(made, cameras, world, first=prefix)
         against_truth.append(psnr_db(made[:, prefix:], true[:, prefix:]))
         progress.show(seed + 1)
-    return {
-        "overlap_psnr_db": round(overlap.psnr_db, 3),
-        "psnr_db": round(sum(against_truth) / worlds, 3),
-        "pixels": overlap.pixels,
-    }
+    row: dict[str, Any] = {"overlap_psnr_db": round(overlap.psnr_db, 3), "pixels": overlap.pixels}
+    if prefix:  # without a past, what is made is another world than the true one
+        row["psnr_db"] = round(sum(against_truth) / worlds, 3)
+    return row
 
 
 def main() -> None:
@@ -114,17 +113,18 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for seed in options.seeds:
         runs = {name: trained(name, options.config, options.set, seed, options.runs) for name in MODELS}
-        clips = world_clips(next(iter(runs.values())))
+        rig_run = next(iter(runs.values()))
+        clips = world_clips(rig_run)
         for name, config in runs.items():
             row = measured(config, clips, options.worlds, options.denoising_steps, device)
             rows.append({"model": name, "seed": seed, "steps": config.run.steps, **row})
     overlap = Overlap(0.0, 0)
     for seed in range(options.worlds):
         true, cameras, world = true_clip(clips, seed, device)
-        overlap += view_overlap(true, cameras, world, first=clips.prefix_frames)
+        overlap += view_overlap(true, cameras, world, first=rig_run.objective.prefix_frames)
     rows.insert(0, {"model": "true frames", "overlap_psnr_db": round(overlap.psnr_db, 3), "pixels": overlap.pixels})
     for row in rows:
-        print(f"{row['model']:34}{row['overlap_psnr_db']:8.2f} dB between views {row.get('psnr_db', math.inf):8.2f} dB")
+        print(f"{row['model']:34}{row['overlap_psnr_db']:8.2f} dB between views {row.get('psnr_db', math.nan):8.2f} dB")
     about = {"worlds": options.worlds, "device": device_name(device), "torch": torch.__version__, "commit": commit()}
     replace_text(options.out, json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
