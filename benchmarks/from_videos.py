@@ -100,7 +100,13 @@ def main() -> None:
             row["options"] = [word for word in row["options"] if not word.startswith(str(folder))]
             rows.append(row)
             print(json.dumps(row, indent=1), flush=True)
-    about = {"worlds": list(worlds), "frames": options.frames, "size": options.size, "torch": torch.__version__, "commit": commit()}
+    about = {
+        "worlds": list(worlds),
+        "frames": options.frames,
+        "size": options.size,
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     replace_text(options.out, json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 

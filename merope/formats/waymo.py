@@ -62,8 +62,8 @@ def read(path: Path, camera: str = "FRONT", segment: str | None = None) -> Traje
     return Trajectory(
         world_from_camera=poses @ vehicle_from_camera,
         is_metric=True,
-        convention=f"Waymo 2: {kind}, vehicle to world, times {camera} on the vehicle, whose x axis looks ahead, turned "
-        "to OpenCV axes; metres, times from µs",
+        convention=f"Waymo 2: {kind}, vehicle to world, times {camera} on the vehicle, whose x axis looks ahead; "
+        "turned to OpenCV axes; metres, times from µs",
         timestamps_s=times_s,
         lens=lens,
         name=table.stem,
@@ -134,10 +134,11 @@ def _on_vehicle(table: Path, camera: int) -> tuple[Tensor, BrownConrady]:  # [4,
 
 
 def write(trajectory: Trajectory, path: Path, camera: str = "FRONT") -> None:
-    """vehicle_pose/segment.parquet and camera_calibration/segment.parquet. The camera stands at the vehicle's origin."""
+    """vehicle_pose and camera_calibration of one segment. The camera stands at the vehicle's origin and looks ahead."""
     number, times_s = _number(camera), trajectory.timestamps_s
     if times_s is None:
         raise invalid("trajectory.timestamps_s", "given for waymo", None, "add times, such as index / frame rate")
+    intrinsics = _intrinsics(trajectory)
     stamps_ns = [trajectory.time_origin_ns + round(1e9 * time_s) for time_s in times_s.tolist()]
     stamps_us = [(stamp + 500) // 1000 for stamp in stamps_ns]
     matrices = (trajectory.world_from_camera @ inverse(VEHICLE_FROM_CAMERA)).flatten(1).tolist()
@@ -145,7 +146,7 @@ def write(trajectory: Trajectory, path: Path, camera: str = "FRONT") -> None:
     write_parquet(path / VEHICLE / "segment.parquet", poses, {POSE_OF[VEHICLE]: "matrix"})
     identity = torch.eye(4, dtype=torch.float64).flatten().tolist()
     row: Columns = {SEGMENT: ["segment"], CAMERA: [number], ON_VEHICLE: [identity]}
-    row |= {f"{INTRINSIC}{name}": [value] for name, value in _intrinsics(trajectory).items()}
+    row |= {f"{INTRINSIC}{name}": [value] for name, value in intrinsics.items()}
     row |= {WIDTH: [trajectory.lens.width], HEIGHT: [trajectory.lens.height]}  # type: ignore[union-attr]
     types = {CAMERA: "int8", ON_VEHICLE: "matrix", WIDTH: "int32", HEIGHT: "int32"}
     write_parquet(path / CALIBRATION / "segment.parquet", row, types)
