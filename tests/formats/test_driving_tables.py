@@ -40,6 +40,7 @@ def test_a_log_projects_as_av2_does(camera: str) -> None:
         assert path.timestamps_s is not None
         assert round(1e9 * float(path.timestamps_s[seen["row"]])) == seen["timestamp_ns"] - FIRST_NS
     assert lens_difference(formats.read(LOG / "city_SE3_egovehicle.feather", camera=camera).lens, path.lens) == 0
+    assert formats.validate(path) == []
 
 
 def test_stamps_one_nanosecond_apart_stay_apart(tmp_path: Path) -> None:
