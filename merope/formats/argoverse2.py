@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.formats.files import Sample, poses_from_rows, rotations_from_quaternions
-from merope.formats.tables import float_column, image_side, read_columns, whole_column, write_feather
+from merope.formats.tables import Columns, float_column, image_side, read_columns, whole_column, write_feather
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import VEHICLE_FROM_CAMERA, inverse
@@ -67,7 +67,7 @@ def _rows_of_images(images: Path, stamps_ns: list[int]) -> tuple[list[int], tupl
     return rows, names, f"poses at {len(rows)} of {len(named)} images"
 
 
-def _rigid_rows(table: Path, columns: dict[str, list[object]]) -> Tensor:  # [T, 4, 4] float64
+def _rigid_rows(table: Path, columns: Columns) -> Tensor:  # [T, 4, 4] float64
     wxyz, centres = (
         torch.stack([float_column(table, columns, name) for name in names], dim=-1) for names in (QUATERNION, CENTRE)
     )
@@ -110,14 +110,15 @@ def write(trajectory: Trajectory, path: Path, camera: str = FRONT) -> None:
         raise invalid("trajectory.timestamps_s", "given for argoverse2", None, "add times, such as index / frame rate")
     stamps_ns = [trajectory.time_origin_ns + round(1e9 * time_s) for time_s in times_s.tolist()]
     city_from_car = trajectory.world_from_camera @ inverse(VEHICLE_FROM_CAMERA)
+    name: Columns = {"sensor_name": [camera]}
+    pinhole: Columns = {column: [float(getattr(lens, column.removesuffix("_px")))] for column in PINHOLE}
+    distortion: Columns = {column: [0.0] for column in ("k1", "k2", "k3")}
+    size: Columns = {"height_px": [lens.height], "width_px": [lens.width]}
     write_feather(path / POSES, {"timestamp_ns": stamps_ns} | _columns(city_from_car))
-    write_feather(path / EXTRINSICS, {"sensor_name": [camera]} | _columns(VEHICLE_FROM_CAMERA[None]))
-    values: dict[str, list[float]] = {f"{name}_px": [float(getattr(lens, name))] for name in ("fx", "fy", "cx", "cy")}
-    distortion = {name: [0.0] for name in ("k1", "k2", "k3")}
-    size = {"height_px": [lens.height], "width_px": [lens.width]}
-    write_feather(path / INTRINSICS, {"sensor_name": [camera]} | values | distortion | size)
+    write_feather(path / EXTRINSICS, name | _columns(VEHICLE_FROM_CAMERA[None]))
+    write_feather(path / INTRINSICS, name | pinhole | distortion | size)
 
 
-def _columns(poses: Tensor) -> dict[str, list[float]]:  # [T, 4, 4]
+def _columns(poses: Tensor) -> Columns:  # [T, 4, 4]
     rows = torch.cat((quaternion_from_matrix(poses[:, :3, :3]), poses[:, :3, 3]), dim=-1)
     return {name: column.tolist() for name, column in zip((*QUATERNION, *CENTRE), rows.unbind(-1), strict=True)}
