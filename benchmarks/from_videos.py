@@ -3,10 +3,12 @@
     python benchmarks/from_videos.py [--first-world 300] [--clips 3] [--frames 49] [--size 288 512]
         [--out benchmarks/results/from_videos.json]
 
-Each clip is a drive through a world of its own, rendered to mp4. The command was made while looking at worlds 40 to 42,
-and the height above the road mended after 200 to 208. Report others, and new ones after it was changed for their sake. The command gets the videos, and the mean speed of
+Each clip is a drive through a world of its own, rendered to mp4. The command gets the videos, and the mean speed of
 each as a log or the height of the camera; the lens is known or not. Printed are rot° and the error of the path in per
 cent of its length, without any further scaling.
+
+The command was made while looking at worlds 40 to 42, and the height above the road mended after 200 to 208. Report
+others, and new ones after it was changed for their sake.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """How often `validate` finds a wrong convention: the numbers of docs/formats.md.
 
-    python benchmarks/pose_checks.py [--drives 300] [--formats]
+    python benchmarks/pose_checks.py [--drives 300] [--formats [NAME ...]]
 
 Random drives of 49 frames at 12 and 30 Hz, with and without times: as they are, inverted, with OpenGL axes, with axes
 of a vehicle, and in centimetres. A good path should draw no finding, a harmed one at least one. Then the limits of what
 can be told without times: drives at 60 Hz in centimetres, key frames at 2 Hz; and a minute of real highway (comma2k19)
-in pieces. With --formats every drive at 12 Hz goes through a file of every format first.
+in pieces. With --formats every drive at 12 Hz goes through a file of each of these formats, or of all, first.
 """
 
 import argparse
@@ -87,13 +87,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="how often validate finds a wrong convention")
     parser.add_argument("--drives", type=int, default=300)
-    parser.add_argument("--formats", action="store_true", help="through files of every format")
+    parser.add_argument("--formats", nargs="*", choices=IN_FILES, help="through files of these formats, or of all")
     options = parser.parse_args()
     drives = options.drives
     print(f"drives with a finding, of {drives}")
-    if options.formats:
+    if options.formats is not None:
         with tempfile.TemporaryDirectory() as folder:
-            for format in IN_FILES:
+            for format in options.formats or IN_FILES:
                 counts = (f"{harm} {found_in_files(format, harm, drives, Path(folder))}" for harm in HARMS)
                 print(f"{format}: {', '.join(counts)}", flush=True)
         return
