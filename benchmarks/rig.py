@@ -1,14 +1,13 @@
 """Six views that agree: a camera branch that attends over all views of a rig, beside one that sees each view alone.
 
-    python benchmarks/rig.py [--config world-rig] [--set KEY=VALUE ...] [--worlds 24] [--seeds 0] [--without-front]
+    python benchmarks/rig.py [--config world-rig] [--set KEY=VALUE ...] [--worlds 24] [--seeds 0]
         [--runs outputs/rig] [--out benchmarks/results/rig.json]
 
 Trains configs/world-rig.toml twice, with branch.across_views true and false, then a third model on the front camera
-alone (unless --without-front), which is driven as a rig like the others. Each generates all views of unseen worlds from
-their first frames, or from noise where the config gives none. What is printed: the PSNR of what two views show of the
-same surface point, found by the true depth, and the PSNR against the true frames. The first row is that of the true
-frames themselves, which differ where points fall between pixels. Stopped runs go on, finished ones are not trained
-again.
+alone, which is driven as a rig like the others. Each generates all views of unseen worlds from their first frames, or
+from noise where the config gives none. What is printed: the PSNR of what two views show of the same surface point,
+found by the true depth, and the PSNR against the true frames. The first row is that of the true frames themselves,
+which differ where points fall between pixels. Stopped runs go on, finished ones are not trained again.
 """
 
 import argparse
@@ -36,11 +35,10 @@ from merope.train.toml_config import read_config
 from merope.world.clips import WorldClips, by_view
 from merope.world.scene import World
 
-FRONT = "trained on the front view alone"
 MODELS: dict[str, tuple[str, ...]] = {
     "all views see each other": (),
     "each view sees itself": ("branch.across_views=false",),
-    FRONT: ("data.rig_yaw_deg=[0]", "data.rig_fov_deg=[]", "data.rig_offset_m=0.0"),
+    "trained on the front view alone": ("data.rig_yaw_deg=[0]", "data.rig_fov_deg=[]", "data.rig_offset_m=0.0"),
 }
 
 
@@ -106,16 +104,14 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--worlds", type=int, default=24)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--without-front", action="store_true", help="leave out the third model")
     parser.add_argument("--denoising-steps", type=int, default=8)
     parser.add_argument("--runs", type=Path, default=Path("outputs/rig"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rig.json"))
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[dict[str, Any]] = []
-    models = [name for name in MODELS if not (options.without_front and name == FRONT)]
     for seed in options.seeds:
-        runs = {name: trained(name, options.config, options.set, seed, options.runs) for name in models}
+        runs = {name: trained(name, options.config, options.set, seed, options.runs) for name in MODELS}
         rig_run = next(iter(runs.values()))
         clips = world_clips(rig_run)
         for name, config in runs.items():
