@@ -1,11 +1,14 @@
 """`merope data from-videos` on videos of the procedural world whose poses are known.
 
-    python benchmarks/from_videos.py [--clips 3] [--frames 49] [--size 288 512]
+    python benchmarks/from_videos.py [--first-world 300] [--clips 3] [--frames 49] [--size 288 512]
         [--out benchmarks/results/from_videos.json]
 
 Each clip is a drive through a world of its own, rendered to mp4. The command gets the videos, and the mean speed of
 each as a log or the height of the camera; the lens is known or not. Printed are rot° and the error of the path in per
 cent of its length, without any further scaling.
+
+The command was made while looking at worlds 40 to 42, and the height above the road mended after 200 to 208. Report
+others, and new ones after it was changed for their sake.
 """
 
 import argparse
@@ -32,16 +35,14 @@ from merope.world.render import render
 from merope.world.scene import World
 
 FOV_DEG, CAMERA_HEIGHT_M, FPS = 65.0, 1.5, 12.0
-FIRST_SEED = 40
 
 
-def write_drives(folder: Path, clips: int, frames: int, height: int, width: int) -> list[Tensor]:  # each [T, 4, 4]
+def write_drives(folder: Path, worlds: range, frames: int, height: int, width: int) -> list[Tensor]:  # each [T, 4, 4]
     """Videos a.mp4, b.mp4, … and logs of their speed; returns their true poses."""
     from merope.generate.camera_path import lens_of_fov
 
     lens, paths = lens_of_fov(FOV_DEG, 0.0, width, height), []
-    for number in range(clips):
-        seed = FIRST_SEED + number
+    for number, seed in enumerate(worlds):
         path = driving_path(frames, FPS, dice(seed, DRIVE), prefix=1)
         seen = render(World(seed).cleared(path), Cameras(path, lens), height, width)
         name = chr(ord("a") + number)
@@ -80,15 +81,16 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="poses of videos of the procedural world, recovered by from-videos")
+    parser.add_argument("--first-world", type=int, default=300, help="its seed (%(default)s)")
     parser.add_argument("--clips", type=int, default=3)
     parser.add_argument("--frames", type=int, default=49)
     parser.add_argument("--size", type=int, nargs=2, default=[288, 512])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/from_videos.json"))
     options = parser.parse_args()
-    rows = []
+    worlds, rows = range(options.first_world, options.first_world + options.clips), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = write_drives(folder, options.clips, options.frames, *options.size)
+        paths = write_drives(folder, worlds, options.frames, *options.size)
         for number, given in enumerate(
             (
                 ["--fov", str(FOV_DEG), "--speed-logs", str(folder / "logs")],
@@ -100,7 +102,13 @@ def main() -> None:
             row["options"] = [word for word in row["options"] if not word.startswith(str(folder))]
             rows.append(row)
             print(json.dumps(row, indent=1), flush=True)
-    about = {"frames": options.frames, "size": options.size, "torch": torch.__version__, "commit": commit()}
+    about = {
+        "worlds": list(worlds),
+        "frames": options.frames,
+        "size": options.size,
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     replace_text(options.out, json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 

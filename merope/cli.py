@@ -19,6 +19,7 @@ EXTRAS = {
     **dict.fromkeys(("av", "PIL", "scipy", "sklearn", "threadpoolctl", "numba"), "data"),
     **dict.fromkeys(("cv2", "pycolmap"), "eval"),
     "matplotlib": "plot",
+    "pyarrow": "tables",
     **dict.fromkeys(("starlette", "uvicorn", "wsproto"), "studio"),
 }
 """Modules that commands import and the core does without, and the extra of pyproject.toml that brings each."""

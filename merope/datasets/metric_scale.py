@@ -12,6 +12,7 @@ from merope.errors import invalid
 STEP_S = 0.25  # over which a path is measured: noise of single frames would make it longer
 WITHIN = 0.04  # of its depth below the camera: how far the points of a road may differ
 NEAR = 10.0  # in heights of the camera: points so far away are still exact
+COMMON = 0.6  # of the points at the most frequent depth: as many make a surface of their own
 LEAST_POINTS = 16
 LEAST_DEPTH = 1e-3  # of the way: points higher than this are beside the camera
 LEVEL = 0.01  # share of the cameras' own axes in what is down, along the way
@@ -55,7 +56,8 @@ def height_above_road(
     """How high the cameras stand above the road, in the unit of the path; None where too few points show one.
 
     Down is where the cameras' y axes point, but for what lies along the way: a camera may look down at the road. Each
-    point has a depth below the camera that is nearest. Houses and cars have all depths; the road has one.
+    point has a depth below the camera that is nearest. Houses and cars have all depths; the road has one, and nothing
+    is below it: of several depths that many points share (pavements, bonnets of parked cars) it is the deepest.
     """
     poses, places = world_from_camera.numpy(), points.numpy()
     offsets = places[:, None] - poses[None, :, :3, 3]  # [N, T, 3]
@@ -69,7 +71,7 @@ def height_above_road(
         return None
     order = np.sort(depth)
     like = np.searchsorted(order, order * (1 + WITHIN)) - np.searchsorted(order, order * (1 - WITHIN))
-    height = float(order[like.argmax()])
+    height = float(order[like >= COMMON * like.max()].max())
     for _ in range(ROUNDS):  # near points are the exact ones
         is_road = (np.abs(depth / height - 1) < 2 * WITHIN) & (distance < NEAR * height)
         if is_road.sum() < LEAST_POINTS // 2:

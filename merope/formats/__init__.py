@@ -9,6 +9,7 @@ import torch
 
 from merope.errors import invalid
 from merope.formats import (
+    argoverse2,
     colmap,
     key_strings,
     kitti360,
@@ -20,9 +21,11 @@ from merope.formats import (
     predictions,
     re10k,
     recammaster,
+    waymo,
 )
 from merope.formats.checks import Finding, validate
-from merope.formats.files import Sample, take_sample
+from merope.formats.files import Sample
+from merope.formats.sample import take_sample
 from merope.formats.stores import fetched
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens
@@ -55,6 +58,8 @@ FORMATS: dict[str, Format] = {
     "recammaster": Format(recammaster.matches, recammaster.read, recammaster.write, only_metric=True),
     "panshot": Format(panshot.matches, panshot.read, panshot.write, only_metric=False),
     "kitti360": Format(kitti360.matches, kitti360.read, kitti360.write, only_metric=True),
+    "argoverse2": Format(argoverse2.matches, argoverse2.read, argoverse2.write, only_metric=True, needs_lens=True),
+    "waymo": Format(waymo.matches, waymo.read, waymo.write, only_metric=True, needs_lens=True),
     "lingbot": Format(lingbot.matches, lingbot.read, lingbot.write, only_metric=False, needs_lens=True),
     "vggt": Format(
         predictions.matches_vggt, predictions.read_vggt, predictions.write_vggt, only_metric=False, needs_lens=True
@@ -146,6 +151,8 @@ def _description(sample: Sample) -> str:
         return f"a JSON object with {sorted(map(str, sample.document))[:8]}"
     if sample.document is not None:
         return f"a JSON {type(sample.document).__name__}"
+    if sample.columns:
+        return f"a table with the columns {sorted(sample.columns)[:8]}"
     if sample.lines:
         return f"text that begins with {sample.lines[0][:60]!r}"
     return f"a folder with {sorted(sample.files)[:8]}"

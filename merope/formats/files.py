@@ -35,6 +35,7 @@ class Sample:
     document: object = None  # of a JSON file
     array_shape: tuple[int, ...] = ()  # of a NumPy file
     archive: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # names and shapes of a .npz file
+    columns: frozenset[str] = frozenset()  # of a Feather or Parquet table
     lines: tuple[str, ...] = ()  # the first lines of a text that are not blank, comments included
 
     @property
@@ -42,29 +43,15 @@ class Sample:
         return tuple(line for line in self.lines if not line.startswith("#"))
 
 
-def take_sample(path: Path) -> Sample:
-    """Look into a file or folder."""
-    if path.is_dir():
-        return Sample(files=frozenset(child.name for child in path.iterdir()))
-    if _head(path).startswith(b"\x93NUMPY"):
-        return Sample(array_shape=load_array(path).shape)
-    if _head(path).startswith(b"PK\x03\x04"):
-        return Sample(archive=archive_shapes(path))
-    text = read_text(path)
-    if text.lstrip()[:1] in ("{", "["):
-        return Sample(document=load_json(path))
-    lines = (line.strip() for line in text.splitlines())
-    return Sample(lines=tuple(line for line in lines if line)[:SAMPLE_LINES])
-
-
-def _head(path: Path) -> bytes:
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file, which tell what it is."""
     with path.open("rb") as file:
         return file.read(HEAD_BYTES)
 
 
 def read_text(path: Path) -> str:
     """The text of a file, refused if empty or not UTF-8."""
-    if (zero := _head(path).find(b"\0")) >= 0:  # a video, say: it need not be read to its end
+    if (zero := head_of(path).find(b"\0")) >= 0:  # a video, say: it need not be read to its end
         raise invalid(str(path), "UTF-8 text", f"binary data at byte {zero}", CUT_OFF)
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -7,6 +7,8 @@ from merope.errors import invalid
 
 RIGID_TOLERANCE = 1e-4
 """Largest entry of RᵀR − I that is taken for rounding (text files carry 6 digits) and repaired."""
+VEHICLE_FROM_CAMERA = torch.tensor([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
+"""A camera that looks ahead (x right, y down, z forward) on a vehicle with x forward, y left, z up."""
 
 
 def check_rigid(

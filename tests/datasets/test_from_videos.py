@@ -170,6 +170,16 @@ def test_the_height_above_the_road_is_found_among_walls_and_noise() -> None:
     assert height_above_road(path, wall[:20]) is None
 
 
+def test_the_road_is_the_deepest_surface() -> None:
+    """Not the pavement, though more points are on it."""
+    drawn = torch.rand(700, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    road = drawn[:300] * torch.tensor([6.0, 0.04, 40.0]) + torch.tensor([-3.0, 1.48, 0.0])
+    pavement = drawn[300:] * torch.tensor([3.0, 0.04, 40.0]) + torch.tensor([3.0, 1.23, 0.0])
+    below = drawn[:30] * torch.tensor([6.0, 0.04, 40.0]) + torch.tensor([-3.0, 2.0, 0.0])  # mirrored in a puddle
+    height = height_above_road(curved_drive(12, step_m=1.5), torch.cat((road, pavement, below)))
+    assert height == pytest.approx(1.5, rel=0.02)
+
+
 def test_the_command_takes_answers_of_other_programs_as_they_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

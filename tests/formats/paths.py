@@ -8,12 +8,14 @@ from scenes import random_poses
 from torch import Tensor
 
 from merope.formats.trajectory import Trajectory
+from merope.geometry.distorted_lenses import BrownConrady
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import unicycle_path
 
 PINHOLE = Pinhole(501.5, 499.25, 322.0, 241.5, 640, 480)
 CENTRED = Pinhole(500.0, 500.0, 320.0, 240.0, 640, 480)
 WIDE = Pinhole(501.5, 499.25, 410.0, 241.5, 832, 480)
+BROWN = BrownConrady(501.5, 499.25, 322.0, 241.5, 640, 480, k1=0.04, k2=-0.3, p1=0.001, p2=-0.002, k3=0.01)
 UNIFIED = UnifiedCamera.from_fov(173.0, 1.66, 512, 288)
 BODY_FROM_CAMERA = random_poses(1, seed=77)[0]
 
@@ -30,14 +32,24 @@ NEEDS: dict[str, tuple[Lens | None, dict[str, Any], dict[str, Any]]] = {
     "recammaster": (None, {}, {}),
     "panshot": (UNIFIED, {}, {"image_size": (512, 288)}),
     "kitti360": (None, {}, {}),
+    "argoverse2": (PINHOLE, {}, {}),
+    "waymo": (BROWN, {}, {}),
     "lingbot": (WIDE, {}, {}),
     "vggt": (PINHOLE, {}, {}),
     "da3": (PINHOLE, {}, {}),
     "mapanything": (PINHOLE, {}, {}),
     "keys": (None, {"fps": 8.0}, {"fps": 8.0}),
 }
-METRIC = ("kitti", "tum", "euroc", "recammaster", "kitti360", "mapanything", "keys")
-FOLDERS = {"colmap": ("cameras.txt", "images.txt"), "lingbot": ("poses.npy", "intrinsics.npy")}
+METRIC = ("kitti", "tum", "euroc", "recammaster", "kitti360", "argoverse2", "waymo", "mapanything", "keys")
+FOLDERS = {
+    "colmap": ("cameras.txt", "images.txt"),
+    "argoverse2": (
+        *("city_SE3_egovehicle.feather", "calibration/egovehicle_SE3_sensor.feather"),
+        "calibration/intrinsics.feather",
+    ),
+    "waymo": ("vehicle_pose/segment.parquet", "camera_calibration/segment.parquet"),
+    "lingbot": ("poses.npy", "intrinsics.npy"),
+}
 """Formats of several files, which are named by their folder."""
 
 

@@ -68,7 +68,7 @@ def test_random_bytes_in_good_files(tmp_path_factory: pytest.TempPathFactory, fo
 @settings(max_examples=40)
 def test_anything_but_a_pose_file(tmp_path_factory: pytest.TempPathFactory, format: str, content: bytes) -> None:
     path = tmp_path_factory.mktemp("strange") / "path"
-    for head in (b"", b"\x93NUMPY\x01\x00", b"PK\x03\x04", b"{"):
+    for head in (b"", b"\x93NUMPY\x01\x00", b"PK\x03\x04", b"{", b"ARROW1\0\0", b"PAR1"):
         path.write_bytes(head + content)
         read_or_refuse(path, format)
         read_or_refuse(path, None)

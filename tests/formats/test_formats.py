@@ -27,7 +27,7 @@ from merope.geometry.trajectories import time_problem
 DATA = Path(__file__).parents[1] / "data"
 RE10K = sorted((DATA / "re10k").glob("*.txt"))
 each_format = pytest.mark.parametrize("format", formats.FORMATS)
-KEEPS_TIMES = {"merope": 0.0, "re10k": 1e-6, "tum": 0.0, "euroc": 1e-9}
+KEEPS_TIMES = {"merope": 0.0, "re10k": 1e-6, "tum": 0.0, "euroc": 1e-9, "argoverse2": 1e-9, "waymo": 1e-6}
 KEEPS_NAMES = ("merope", "colmap", "nerfstudio", "blender")
 PRECISION = {"panshot": 2e-5}  # float32; the rest is written with all digits
 

@@ -183,12 +183,13 @@ FOUND = {
 
 
 @pytest.mark.parametrize("harm", FOUND)
-@pytest.mark.parametrize("format", ["kitti360", "lingbot", "vggt", "da3", "mapanything"])
+@pytest.mark.parametrize("format", ["kitti360", "argoverse2", "waymo", "lingbot", "vggt", "da3", "mapanything"])
 def test_wrong_conventions_are_found_in_these_files_too(tmp_path: Path, format: str, harm: str) -> None:
     drive = turning_drive(9.0, 0.3, 0.5, 4.0, 12.0)
     is_metric = formats.FORMATS[format].only_metric
     for poses, expected in ((drive, None), (harmed(drive, harm), FOUND[harm])):
-        path = Trajectory(poses, is_metric, "a test", lens=NEEDS[format][0])
+        times_s = torch.arange(len(poses), dtype=torch.float64) / 12
+        path = Trajectory(poses, is_metric, "a test", times_s, NEEDS[format][0])
         formats.write(path, tmp_path / "file", format, **NEEDS[format][1])
         findings = formats.validate(formats.read(tmp_path / "file", is_metric=True))
         assert [expected in finding.message for finding in findings if expected] == ([True] if expected else [])

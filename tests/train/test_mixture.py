@@ -267,6 +267,7 @@ DIFFER = 'may_differ = ["frame_rate", "scale"]'
         (DIFFER, "", "frame rate, got world with 12 Hz, nuscenes with 12 Hz, panshot with 16 Hz"),
         (DIFFER, 'may_differ = ["frame_rate"]', "of one scale, got .*panshot with an arbitrary one"),
         ("12.0\nframes = 5", "12.0\nframes = 9", "got world with 9×32×64, nuscenes with 5×32×64"),
+        ("worlds = 10", "worlds = 10\nrig_yaw_deg = [0, 90]", "got world with 2×5×32×64, nuscenes with 1×5×32×64"),
         ("weight = 1\nworlds", "weight = 0\nworlds", "weight of source 'world' of the mixture must be positive"),
         ('"panshot"', '"panshot"\nname = "nuscenes"', "names of data.sources must be different, got 'nuscenes' twice"),
         ("worlds = 10", "worlds = 10\nnoise_draws = 2", "noise_draws of source 'world' .* not given"),

@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from merope.cli import main
+from merope.curation import path_tables
 from merope.datasets import cache, synth
 from merope.evaluate import fidelity as fidelity_module
+from merope.evaluate import record
 from merope.evaluate.fidelity import fidelity
 from merope.formats.parts import Part, own_or_all
 from tests.evaluate.clip_files import write_clip, write_path
@@ -109,25 +111,27 @@ def test_parts_are_joined_to_the_files_of_one_run(
     assert tree(tmp_path / "all") == expected
 
 
-KILLED_AT = {  # the function that writes the files of a clip, and the room that calls it
-    "cache": (cache, "replace_tensors"),
-    "synth nuscenes": (synth, "write_image"),
-    "synth videos": (synth, "write_video"),
-    "fidelity": (fidelity_module, "replace_tensors"),
+KILLED_AT = {  # the function that writes the files of a clip, the room that calls it, and at which call
+    "cache": (cache, "replace_tensors", 2),
+    "curate": (path_tables, "replace_tensors", 1),  # a part writes one table of its paths
+    "synth nuscenes": (synth, "write_image", 2),
+    "synth videos": (synth, "write_video", 2),
+    "evaluate": (record, "replace_text", 2),
+    "fidelity": (fidelity_module, "replace_tensors", 2),
 }
 
 
-@pytest.mark.parametrize("name", KILLED_AT)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_part_that_is_killed_is_repeated_without_loss(
     commands: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    run, (module, function) = commands[name], KILLED_AT[name]
+    run, (module, function, fatal) = commands[name], KILLED_AT[name]
     run(tmp_path / "whole", None)
     write, calls = getattr(module, function), []
 
     def killed(*given: object, **named: object) -> None:
         calls.append(given)
-        if len(calls) == 2:
+        if len(calls) == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
         write(*given, **named)
 
