@@ -18,7 +18,7 @@ from merope.world.clips import WorldClips
 
 GUIDANCE = 5.0  # of models with a text encoder
 LONGEST_S = 20.0  # of a clip along a drawn path, for models that go on for ever
-DRIVING_STEPS = 8  # of a block at most, unless the user asks for more: somebody waits for its first frame
+DRIVING_STEPS = 6  # of a block at most, unless the user asks for more: somebody waits for its first frame
 MOST_STEPS, MOST_PROMPT = 100, 2000
 
 

@@ -103,7 +103,7 @@ def test_driven_blocks_take_few_steps_unless_the_user_says_how_many(folder: Path
         (tmp_path / name).symlink_to(folder / name)
     clips = json.loads((folder / "clips.json").read_text())
     (tmp_path / "clips.json").write_text(json.dumps(clips | {"steps": 30}))
-    for asked, steps, driving in ((None, 30, 8), (20, 20, 20), (3, 3, 3)):
+    for asked, steps, driving in ((None, 30, 6), (20, 20, 20), (3, 3, 3)):
         about = load_model(ModelChoice(tmp_path, steps=asked, device="cpu")).about()
         assert (about["steps"], about["driving_steps"]) == (steps, driving)
 

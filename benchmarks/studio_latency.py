@@ -1,6 +1,6 @@
 """The studio: how long after a key is pressed does the page have its first frame, and what is the time spent on?
 
-    python benchmarks/studio.py [--model FOLDER] [--steps 8 …] [--blocks 8] [--out benchmarks/results/studio-cpu.json]
+    python benchmarks/studio_latency.py [--model FOLDER] [--steps 8 …] [--blocks 8] [--out FILE.json]
 
 A real server and a page without a browser, over a real connection of this machine. For every number of steps a drive is
 begun and blocks are driven, one key each, the next when the page has all that belongs to the one before. After four
@@ -61,8 +61,9 @@ class Page:
         message = json.loads(data)
         return message["say"], int(message.get("done", 0))
 
-    def until(self, name: str) -> None:
-        while self.heard()[0] != name:
+    def await_given(self, frames: int) -> None:
+        """Until the last picture that a drive begins with."""
+        while self.heard() != ("picture", frames - 1):
             pass
 
 
@@ -93,7 +94,7 @@ def measured(model: StudioModel, steps: int, blocks: int) -> dict[str, float]:
         thread.start()
         page = Page(listener.getsockname()[1])
         page.send({"do": "begin", "world": 4, "lens": LENS, "steps": steps})
-        page.until("picture")
+        page.await_given(model.first_frames)
         rows = [driven(page, steps) for _ in range(blocks)]
         page.socket.close()
         server.should_exit = True
