@@ -2,6 +2,15 @@
 
 Groups = dict[str, tuple[str, ...]]
 
+ABLATION = (
+    "ablation-rotation-only",
+    "ablation-translation-only",
+    "ablation-disparity-only",
+    "ablation-rotation-translation",
+    "ablation-disparity-rotation",
+    "ablation-disparity-translation",
+)
+
 OTHER_WAYS = (
     "ucpe-clamped",
     "recammaster",
@@ -15,14 +24,7 @@ OTHER_WAYS = (
 
 WORLD: Groups = {
     "Encodings (Table 1)": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
-    "Components (ablation)": (
-        "ablation-rotation-only",
-        "ablation-translation-only",
-        "ablation-disparity-only",
-        "ablation-rotation-translation",
-        "ablation-disparity-rotation",
-        "ablation-disparity-translation",
-    ),
+    "Components (ablation)": ABLATION,
     "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
     "Mixed lenses": (
         "mixed-lenses-gta",
@@ -48,14 +50,7 @@ MINIATURE: Groups = {
         *("branch-gta", "branch-ucpe", "branch-raynova", "branch-merope", "branch-direction-phases"),
     ),
     "Raw metres": ("gta-raw", "ucpe-raw"),
-    "Components (ablation)": (
-        "ablation-rotation-only",
-        "ablation-translation-only",
-        "ablation-disparity-only",
-        "ablation-rotation-translation",
-        "ablation-disparity-rotation",
-        "ablation-disparity-translation",
-    ),
+    "Components (ablation)": ABLATION,
     "Anchor frames, frequencies, injection": (
         *("transport", "single-frequency", "every-block", "peak-blocks", "rerope"),
     ),
