@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 from scenes import straight_drive
-from test_stream import LENS, PREFIX, begun, model
-from tiny_pipelines import video
+from tiny_pipelines import LENS, video
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -18,6 +17,7 @@ from merope.generate.history_frames import HistoryFrames
 from merope.generate.recall import PastBlock, views_of_place, with_block
 from merope.generate.stream import CameraStream, block_noise
 from merope.geometry.cameras import Cameras
+from tests.generate.tiny_streams import PREFIX, begun, model
 
 AWAY = 500.0  # metres
 SHORT = {"window": 3, "sink": 0, "num_inference_steps": 1, "remember": 30, "cameras": straight_drive(PREFIX, 0.4)}
