@@ -34,6 +34,16 @@ def by_camera(mask: Tensor, cameras: int) -> Tensor:  # [B, N, K] -> [B, V, P, K
     return mask.unflatten(2, (-1, patches)).unflatten(1, (cameras, patches))
 
 
+def check_same_but_for_rounding(mask: Tensor, cameras: Cameras) -> None:
+    """The mask is that of these cameras, unless a key lies at the very reach: sums of another order decide there."""
+    inner, outer = (
+        EpipolarRays(key_frames="all", reach=0.5 * part).mask(cameras, GRID) for part in (1 - 1e-6, 1 + 1e-6)
+    )
+    assert not (inner & ~mask).any()
+    assert not (mask & ~outer).any()
+    assert inner.sum() > 0.99 * outer.sum()
+
+
 @pytest.mark.parametrize("lens", LENSES)
 @given(seed=st.integers(0, 10**6), exponent=st.floats(-1, 5))
 def test_what_a_ray_shows_in_another_frame_is_seen(lens: str, seed: int, exponent: float) -> None:
@@ -84,7 +94,8 @@ def test_reach_is_counted_in_diagonals() -> None:
 
 def test_the_first_frame_is_that_part_of_all_frames() -> None:
     cameras = Cameras(random_poses(2, 3), ZOOM)
-    assert torch.equal(EpipolarRays().mask(cameras, GRID), ALL.mask(cameras, GRID)[..., :35])
+    first, later = EpipolarRays().mask(cameras, GRID), ALL.mask(cameras, GRID)[..., 35:]
+    check_same_but_for_rounding(torch.cat((first, later), dim=-1), cameras)
 
 
 def test_without_a_baseline_a_query_sees_its_own_direction() -> None:
@@ -124,14 +135,14 @@ def test_degenerate_geometry_is_decided(name: str) -> None:
 def test_the_world_frame_does_not_matter(shift_m: float) -> None:
     poses = random_poses(2, 3)
     world = rigid(random_rotations(seed=5), torch.full((3,), shift_m, dtype=torch.float64))
-    assert torch.equal(ALL.mask(Cameras(poses, PINHOLE), GRID), ALL.mask(Cameras(world @ poses, PINHOLE), GRID))
+    check_same_but_for_rounding(ALL.mask(Cameras(world @ poses, PINHOLE), GRID), Cameras(poses, PINHOLE))
 
 
 def test_a_batch_is_its_clips_one_by_one() -> None:
     poses = random_poses(2, 3)
     together = ALL.mask(Cameras(poses, ZOOM), GRID)
     for clip in range(2):
-        assert torch.equal(ALL.mask(Cameras(poses[clip], ZOOM), GRID)[0], together[clip])
+        check_same_but_for_rounding(together[clip : clip + 1], Cameras(poses[clip], ZOOM))
 
 
 def test_tokens_without_a_camera_take_no_part() -> None:

@@ -67,7 +67,7 @@ def test_a_camera_has_the_poses_of_its_images(tmp_path: Path) -> None:
         f"sensors/cameras/ring_front_center/{FIRST_NS + ns}.jpg" for ns in (0, 100_000_003)
     )
     assert "at 2 of 3 images" in path.convention
-    assert torch.equal(path.world_from_camera, whole.world_from_camera[[0, 2]])
+    torch.testing.assert_close(path.world_from_camera, whole.world_from_camera[[0, 2]], rtol=1e-14, atol=1e-12)
     assert formats.read(log, camera="ring_side_left").count == 12
     for file in images.iterdir():
         file.unlink()
@@ -122,7 +122,7 @@ def test_poses_at_turns_of_the_lidar_are_those_of_their_own_table(tmp_path: Path
     assert path.world_from_camera[0, :3, 3].tolist() == [-7821.5 + 1.5, 21034.25, 12.5 + 2.1]
     without = Path(shutil.copytree(SEGMENTS, tmp_path / "segments"))
     shutil.rmtree(without / "camera_image")
-    assert torch.equal(formats.read(without).world_from_camera, path.world_from_camera)
+    torch.testing.assert_close(formats.read(without).world_from_camera, path.world_from_camera, rtol=1e-14, atol=1e-12)
     formats.write(path, tmp_path / "again", "waymo")
     again = formats.read(tmp_path / "again")
     assert again.time_origin_ns == path.time_origin_ns
