@@ -35,7 +35,7 @@ from merope.adapters.key_cache import KeyCache, KeyReader
 from merope.adapters.text_keys import KEPT, TextAttention
 from merope.attention.dispatch import make_ready
 from merope.attention.plan import AttentionPlan
-from merope.attention.visible_cameras import Visibility
+from merope.attention.visible_cameras import Visibility, teacher_forced
 from merope.encodings.tokens import Times
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
@@ -98,13 +98,17 @@ def teacher_forcing(
     block: int = 3,
     *,
     last: int | None = None,
+    given: int | None = None,
 ) -> dict[str, Any]:
     """attention_kwargs of a pass over a clean copy of a clip and then a noisy one, 2 · frames latent frames in all.
 
-    Both copies of a frame have the same time and the same camera. `last` as in `Visibility.teacher_forcing`.
+    Both copies of a frame have the same time and the same camera. `last` and `given` as in
+    `Visibility.teacher_forcing`; with `given` the pass is over the frames that `teacher_forced` names.
     """
-    twice = {} if cameras is None else {CAMERAS: cameras.joined(cameras)}
-    return {SEES: Visibility.teacher_forcing(frames, block, last=last), TIMES: [*range(frames)] * 2, **twice}
+    clean, noisy = teacher_forced(frames, block, given)
+    times = [*range(frames)[clean], *range(frames)[noisy]]
+    twice = {} if cameras is None else {CAMERAS: cameras.at(clean).joined(cameras.at(noisy))}
+    return {SEES: Visibility.teacher_forcing(frames, block, last=last, given=given), TIMES: times, **twice}
 
 
 @dataclass(frozen=True, eq=False)

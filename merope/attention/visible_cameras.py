@@ -53,25 +53,42 @@ class Visibility:
         return cls(tuple(((0, min(sink, start)), (start, stop)) for start, stop in windows))
 
     @classmethod
-    def teacher_forcing(cls, cameras: int, block: int = 3, *, last: int | None = None) -> Self:
+    def teacher_forcing(
+        cls, cameras: int, block: int = 3, *, last: int | None = None, given: int | None = None
+    ) -> Self:
         """A clean copy of a clip, then a noisy one, in one pass: 2 · cameras on both sides.
 
         A clean camera sees the clean cameras up to the end of its block. A noisy one sees the clean cameras before its
         block, and the noisy ones of its block: what it will see when the clip is made block by block.
 
-        cameras: those of one copy.
+        cameras: those of one whole copy.
         last: how many are seen at most, the own block included; None is all. (Sinks would be a third interval.)
+        given: leave out what has no part in the others' loss: the noisy copy of the first `given` cameras, whole
+            blocks, and the clean copy of the last block. Then there are `teacher_forced(…)` cameras of each copy.
         """
-        clean = cls.block_causal(cameras, block, last=last)
-        noisy = tuple(
-            ((_window_start(stop, block, last), start), (cameras + start, cameras + stop))
-            for start, stop in _blocks(cameras, block)
+        clean, noisy = teacher_forced(cameras, block, given)
+        seen_by_clean = cls.block_causal(cameras, block, last=last).intervals[clean]
+        ahead = len(seen_by_clean) - noisy.start  # from a camera's number in the clip to its place in the noisy copy
+        seen_by_noisy = tuple(
+            ((_window_start(stop, block, last), start), (ahead + start, ahead + stop))
+            for start, stop in list(_blocks(cameras, block))[noisy]
         )
-        return cls(clean.intervals + noisy)
+        return cls(seen_by_clean + seen_by_noisy)
 
     def table(self) -> Tensor:  # int64 [query cameras, 2, 2]
         """All intervals as start, stop; the second is empty where one is enough."""
         return torch.tensor([(*row, (row[0][1],) * 2)[:2] for row in self.intervals])
+
+
+def teacher_forced(cameras: int, block: int, given: int | None) -> tuple[slice, slice]:
+    """The cameras of a clip of which `Visibility.teacher_forcing` has a clean copy, and those of a noisy one."""
+    if given is None:
+        return slice(0, cameras), slice(0, cameras)
+    last_block = (cameras - 1) // block * block
+    _check_count("given", given, 0)
+    if given % block or given > last_block:
+        raise invalid("given", f"whole blocks of {block} of {cameras} cameras, not all", given, "leave a block to make")
+    return slice(0, last_block), slice(given, cameras)
 
 
 def key_ranges(

@@ -66,6 +66,7 @@ class BlockClips:
             latents=latents,
             target=target,
             generated=self.generated,
+            given=self.prefix,
             sigma=level * self.generated,
             drop_text=zeros > 0,  # the text is what it should be already
         )

@@ -13,6 +13,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.nn.functional import pad
 
 from merope.adapters.attachment import attach, attached_branch
 from merope.adapters.camera_branch import CameraBranch, check_causal
@@ -22,6 +23,7 @@ from merope.adapters.families.facts import Family
 from merope.adapters.families.noise import Noising
 from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
+from merope.attention.visible_cameras import teacher_forced
 from merope.datasets.world_data import WorldData
 from merope.encodings import ENCODINGS
 from merope.errors import invalid
@@ -106,7 +108,8 @@ class Model:
     ) -> Tensor:  # [B, C, T, H, W]
         """What the transformer predicts, the velocity in flow matching.
 
-        A causal one is given the past, too, a second copy of the clip: noisy blocks see its blocks before them.
+        A causal one is given the past, too, a second copy of the clip: noisy blocks see its blocks before them. Where
+        every clip is given its first frames, it makes nothing of them: 0.
         """
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
         latents, times, frames = noised.latents.to(dtype), self._times(noised), noised.latents.shape[2]
@@ -117,16 +120,20 @@ class Model:
         with self._autocast():
             conditions: dict[str, Any] | None = None
             if self.causal_block_frames is not None:
-                latents = torch.cat((noised.past.to(dtype), latents), dim=2)
-                past_times = self.noising.timesteps(noised.past_sigma)[:, None].to(times.dtype)
-                times = torch.cat((past_times.expand_as(times), times), dim=1)
-                conditions = teacher_forcing(posed, frames, self.causal_block_frames)
+                clean, noisy = teacher_forced(frames, self.causal_block_frames, noised.given)
+                past_times = self.noising.timesteps(noised.past_sigma)[:, None].to(times.dtype).expand_as(times)
+                latents = torch.cat((noised.past[:, :, clean].to(dtype), latents[:, :, noisy]), dim=2)
+                times = torch.cat((past_times[:, clean], times[:, noisy]), dim=1)
+                conditions = teacher_forcing(posed, frames, self.causal_block_frames, given=noised.given)
             elif branch is not None and posed is not None:
                 conditions = {"cameras": branch.prepare(posed, latents, history=history)}
             inputs = family.video_inputs(transformer.config, latents, times, strides.pixels)
             inputs |= family.text_inputs(transformer.config, text.to(dtype))
             made: Tensor = transformer(**inputs, attention_kwargs=conditions, return_dict=False)[0]
-        return family.video({**inputs, "hidden_states": made})[:, :, -frames:]
+        made = family.video({**inputs, "hidden_states": made})
+        if self.causal_block_frames is None:
+            return made[:, :, -frames:]
+        return pad(made[:, :, noised.given - frames :], (0, 0, 0, 0, noised.given, 0))
 
     def _times(self, noised: Noised) -> Tensor:  # [B, T], or [B]
         """As the pipeline gives them: per frame where some are clean or the base model was trained so."""

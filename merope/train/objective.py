@@ -31,6 +31,7 @@ class Noised:
     latents: Tensor  # [B · views, C, T, H, W]
     target: Tensor  # [B · views, C, T, H, W]
     generated: Tensor  # bool [B · views, T], frames that carry noise and loss
+    given: int  # first frames that are clean in every clip
     sigma: Tensor  # [B · views, T], 0 on clean frames
     drop_text: Tensor  # bool [B · views]
 
@@ -88,6 +89,7 @@ def add_noise(
         latents=noising.noisy(clean, noise, level),
         target=noising.target(clean, noise, level),
         generated=generated,
+        given=0 if objective.prefix_dropout else prefix,
         sigma=sigma,
         drop_text=dice[:, 2] < objective.text_dropout,
     )

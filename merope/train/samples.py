@@ -90,7 +90,7 @@ def denoised_latents(
     latents = torch.where(is_generated[:, None, :, None, None], noise, clean)
     for level, below in pairwise(levels):
         sigma = level * is_generated
-        noised = Noised(clean, torch.zeros(1), latents, latents, is_generated, sigma, keeps_text)
+        noised = Noised(clean, torch.zeros(1), latents, latents, is_generated, model.prefix, sigma, keeps_text)
         predicted = model.predicted(noised, examples.text, examples.cameras, examples.history).float()
         stepped = noising.towards_data(latents, predicted, level, below)
         latents = torch.where(is_generated[:, None, :, None, None], stepped, clean)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merope import Visibility
+from merope.attention.visible_cameras import teacher_forced
 
 COUNTS = st.integers(1, 7)
 
@@ -42,6 +43,18 @@ def test_teacher_forcing(cameras: int, block: int, more: int | None) -> None:
         assert seen[cameras + camera] == [k if k < start else cameras + k for k in window]
 
 
+@given(block=st.integers(1, 4), blocks=st.integers(1, 5), short=st.integers(0, 3), more=st.none() | st.integers(0, 5))
+def test_teacher_forcing_without_what_nobody_needs(block: int, blocks: int, short: int, more: int | None) -> None:
+    cameras, last = blocks * block - min(short, block - 1), None if more is None else block + more
+    whole = seen_cameras(Visibility.teacher_forcing(cameras, block, last=last), 2 * cameras)
+    for prefix in range(0, (blocks - 1) * block + 1, block):
+        clean, noisy = teacher_forced(cameras, block, prefix)
+        kept = [*range(cameras)[clean], *(cameras + camera for camera in range(cameras)[noisy])]
+        assert kept == [*range((blocks - 1) * block), *range(cameras + prefix, 2 * cameras)]
+        sees = Visibility.teacher_forcing(cameras, block, last=last, given=prefix)
+        assert [[kept[key] for key in row] for row in seen_cameras(sees, len(kept))] == [whole[place] for place in kept]
+
+
 def test_a_tensor_of_intervals_and_its_table() -> None:
     table = torch.tensor([[[0, 2], [2, 2]], [[0, 1], [3, 5]], [[1, 1], [2, 4]]])
     sees = Visibility(table)  # type: ignore[arg-type]
@@ -57,6 +70,8 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "out of order": (lambda: Visibility((((0, 1),), ((4, 5), (0, 2)))), "query camera 1.*in order.*sort"),
     "overlapping": (lambda: Visibility((((0, 3), (2, 5)),)), "query camera 0.*apart.*\\(2, 5\\).*join"),
     "nothing": (lambda: Visibility((((0, 1),), ((2, 2), (3, 3)))), "query camera 1.*at least one key camera"),
+    "given more than the clip has": (lambda: Visibility.teacher_forcing(6, 3, given=6), "given.*not all.*6"),
+    "given a part of a block": (lambda: Visibility.teacher_forcing(6, 3, given=2), "given.*whole blocks of 3.*2"),
     "no interval": (lambda: Visibility(((),)), "query camera 0.*one or two pairs"),
     "three intervals": (lambda: Visibility((((0, 1), (2, 3), (4, 5)),)), "query camera 0.*one or two pairs"),
     "floats": (lambda: Visibility(torch.rand(2, 2, 2)), "query camera 0.*integers"),  # type: ignore[arg-type]
