@@ -8,8 +8,9 @@ Two paths in each of some worlds that no model was trained on:
 * road: along the main street, to the right into a side street, and on in gentle curves;
 * laps: a circle of 20 m that is driven twice. Every frame of the second lap was seen from the same place before.
 
-Rows are settings of a stream: window and sink on the road, recalled views on the laps. The first rows are the true
-frames: what both rulers say where nothing is wrong. There are two stages, and each goes on where it was:
+Rows are settings of a stream: window, sink and noise on the past on the road, recalled views on the laps. The first
+rows are the true frames: what both rulers say where nothing is wrong. There are two stages, and each goes on where it
+was:
 
 * `--only drive` wants a GPU. For every row it keeps PSNR of all frames against the true render, on laps also against
   the frame of the lap before, and windows of 49 frames as JPEG, one every ten seconds.
@@ -74,18 +75,22 @@ class Setting:
     window: int = 12
     sink: int = 3
     recall: int = 0
+    past_noise: float = 0.0
 
     @property
     def name(self) -> str:
         if not self.window:
             return f"{self.path}-true"
-        return f"{self.path}-window{self.window}-sink{self.sink}" + (f"-recall{self.recall}" if self.recall else "")
+        more = f"-recall{self.recall}" if self.recall else ""
+        more += f"-noise{self.past_noise:g}" if self.past_noise else ""
+        return f"{self.path}-window{self.window}-sink{self.sink}{more}"
 
 
 SETTINGS = (
     *(Setting("road", 0, 0), Setting("laps", 0, 0)),
     *(Setting("road", 12, 3), Setting("road", 12, 0), Setting("road", 6, 3), Setting("road", 24, 3)),
-    *(Setting("laps", 12, 3), Setting("laps", 12, 3, recall=6)),
+    *(Setting("road", 12, 3, past_noise=level) for level in (0.1, 0.2)),
+    *(Setting("laps", 12, 3), Setting("laps", 12, 3, recall=3)),
 )
 
 
@@ -217,6 +222,7 @@ def streamed(
         window=setting.window,
         sink=setting.sink,
         remember=REMEMBERED if setting.recall else 0,
+        past_noise=setting.past_noise,
         num_inference_steps=trial.steps,
         guidance_scale=1.0,
     )

@@ -30,6 +30,7 @@ from merope.adapters.camera_branch import CameraBranch, check_causal
 from merope.adapters.causal_attention import CausalAttention, CausalRotary, rotary_plan
 from merope.adapters.causal_history import leading_references, led_by_references, seeing_references
 from merope.adapters.conditioning import CAMERAS, HISTORY, PAST, SEES, TIMES, CameraCondition, attended_dtype
+from merope.adapters.families.noise import TIMESTEPS
 from merope.adapters.history import HistoryReferences, with_references, without_references
 from merope.adapters.key_cache import KeyCache, KeyReader
 from merope.adapters.text_keys import KEPT, TextAttention
@@ -160,14 +161,17 @@ def commit(
     block: BlockCondition,
     latents: Tensor,  # [B, C, block, h, w] finished
     text: Tensor,  # [B, L, text_dim]
+    noise_level: float = 0.0,
     **options: Any,
 ) -> KeyCache:
-    """The cache with a finished block: one pass without noise, at timestep 0, makes its keys.
+    """The cache with a finished block: one pass at timestep 0 makes its keys.
 
+    noise_level: of latents that the caller has put noise on, which the model is told. Later blocks then see less of
+        their faults. Models that were trained with `objective.past_noise` know such a past.
     options: further ones of the transformer's forward.
     """
     reading = block.reading(cache, keep=True)
-    timestep = torch.zeros(latents.shape[0], device=latents.device)
+    timestep = torch.full((latents.shape[0],), TIMESTEPS * noise_level, device=latents.device)
     transformer(
         hidden_states=latents.to(transformer.dtype),
         timestep=timestep,

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 BLOCK_FRAMES = 3
 """Latent frames of a block of a model that does not say with which it was trained."""
 
+OF_THE_BLOCK, OF_THE_PAST = 0, 1
+"""What noise is for: the beginning of a block, or a cover of it when it is finished."""
+
 STEPS = 50
 """Denoising steps of a model that does not say for how many it was trained."""
 
@@ -117,7 +120,8 @@ class CameraStream:
         noise = self._noise()
         state, across = self._shown(posed, recall, history)
         blocks = self._blocks(state, noise, posed, across)
-        frames, after = self._finished(state, self._denoised(state, noise, blocks, on_step), blocks, on_frames)
+        made = self._denoised(state, noise, blocks, on_step)
+        frames, after = self._finished(state, made, blocks, on_frames, self.settings.past_noise)
         self._before, self._state = self._state, replace(after, blocks=self._state.blocks + 1)
         return frames
 
@@ -216,11 +220,11 @@ class CameraStream:
         self.pipe.scheduler.set_begin_index(0)
         return self.pipe.scheduler
 
-    def _noise(self) -> Tensor:  # float32 [1, C, block, h, w]
+    def _noise(self, use: int = OF_THE_BLOCK) -> Tensor:  # float32 [1, C, block, h, w]
         """Drawn on the CPU, so that a seed means the same on every machine."""
         rows, columns = self.pipe.strides.latent_size(self.settings.height, self.settings.width)
         shape = (1, self.pipe.transformer.config.in_channels, self.settings.block, rows, columns)
-        return block_noise(self.settings.seed, self._state.blocks, shape).to(self.pipe._execution_device)
+        return block_noise(self.settings.seed, self._state.blocks, shape, use).to(self.pipe._execution_device)
 
     def _velocity(
         self, state: StreamState, timestep: Tensor, latents: Tensor, blocks: tuple[BlockCondition, ...]
@@ -248,11 +252,13 @@ class CameraStream:
         latents: Tensor,  # [1, C, block, h, w]
         blocks: tuple[BlockCondition, ...],
         on_frames: Callable[[Tensor], None] | None = None,
+        past_noise: float = 0.0,
     ) -> tuple[Tensor, StreamState]:  # uint8 [T, H, W, 3]
         """The frames of a block, and what the stream remembers after it."""
         frames, vae_past = self.pipe.decode_block_frames(latents, state.vae_past, on_frames)
+        seen = torch.lerp(latents, self._noise(OF_THE_PAST), past_noise) if past_noise else latents
         caches = tuple(
-            commit(self.pipe.transformer, cache, block, latents, text)
+            commit(self.pipe.transformer, cache, block, seen, text, past_noise)
             for cache, block, text in zip(state.caches, blocks, state.texts, strict=True)
         )
         past, cameras = state.past, blocks[0].given
@@ -279,6 +285,7 @@ def open_stream(
     guidance_scale: float = 5.0,
     seed: int = 0,
     remember: int = 0,
+    past_noise: float = 0.0,
     prompt_embeds: Tensor | None = None,  # [1, L, text_dim]
     negative_prompt_embeds: Tensor | None = None,  # [1, L, text_dim]
     max_sequence_length: int = 512,
@@ -292,6 +299,8 @@ def open_stream(
         A block is as the model was trained (`pipe.causal_block_frames`), or 3.
     num_inference_steps: of every block. None: as many as the model was trained for (`pipe.denoising_levels`), or 50.
     remember: latent frames that are kept as latents, for `drive(…, recall=n)`.
+    past_noise: level of noise that covers every finished block before later blocks see it. It hides faults, so that
+        they do not grow from block to block, and details. For models trained with `objective.past_noise`.
     height, width: those of the prefix, or else 288 × 512.
 
     The model becomes causal (`merope.attach_causal`); its other calls stay what they are.
@@ -301,7 +310,7 @@ def open_stream(
     steps = len(pipe.denoising_levels or ()) or STEPS if num_inference_steps is None else num_inference_steps
     size = (288, 512) if clean is None else (clean.shape[2], clean.shape[3])
     settings = StreamSettings(
-        height or size[0], width or size[1], window, sink, block, steps, guidance_scale, seed, remember
+        height or size[0], width or size[1], window, sink, block, steps, guidance_scale, seed, remember, past_noise
     )
     text = Text(prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
     check_models(pipe)
@@ -329,9 +338,9 @@ def resume_stream(pipe: "CameraVideoPipeline", folder: str | PathLike[str]) -> C
     return CameraStream(pipe, settings, lens, state)
 
 
-def block_noise(seed: int, number: int, shape: tuple[int, ...]) -> Tensor:  # float32
+def block_noise(seed: int, number: int, shape: tuple[int, ...], use: int = OF_THE_BLOCK) -> Tensor:  # float32
     """The noise of a block, whatever was driven before it."""
-    state = np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0]
+    state = np.random.SeedSequence((seed, number, use)).generate_state(1, np.uint64)[0]
     return torch.randn(shape, generator=torch.Generator().manual_seed(int(state >> 1)))
 
 

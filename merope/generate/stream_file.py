@@ -41,6 +41,7 @@ class StreamSettings:
     guidance: float
     seed: int
     remember: int = 0
+    past_noise: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

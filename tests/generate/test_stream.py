@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from merope.adapters.causal_wan import attach_causal
 from merope.attention.visible_cameras import Visibility
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.stream import CameraStream, block_noise
+from merope.generate.stream import OF_THE_PAST, CameraStream, block_noise
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from tests.generate.tiny_streams import ANY_SIZE, PREFIX, TWO_STEPS, begun, model, next_poses, path
@@ -36,11 +36,12 @@ def whole_clip(
     pipe: CameraVideoPipeline,
     blocks: int,
     cameras: Cameras | None,  # of all latent frames
+    past_noise: float = 0.0,
     **options: Any,
 ) -> Tensor:  # [1, C, 3 · blocks, h, w]
-    """The same blocks, each by forwards over the whole clip so far: clean frames before it, nothing cached."""
+    """The same blocks, each by forwards over the whole clip so far: finished frames before it, nothing cached."""
     done = pipe.encode_frames(video(PREFIX)[None])
-    text = torch.zeros(1, 1, 8)
+    text, finished = torch.zeros(1, 1, 8), []
     for number in range(blocks):
         latents = block_noise(0, number, (1, 4, 3, *done.shape[-2:]))
         frames, tokens = done.shape[2] + 3, done.shape[3] // 2 * (done.shape[4] // 2)
@@ -50,7 +51,8 @@ def whole_clip(
         pipe.scheduler.set_timesteps(2)
         pipe.scheduler.set_begin_index(0)
         for timestep in pipe.scheduler.timesteps:
-            levels = (torch.arange(frames) >= done.shape[2]) * timestep
+            levels = torch.full((frames,), 1000 * past_noise)
+            levels[:3], levels[-3:] = 0.0, timestep
             with torch.no_grad():
                 velocity = pipe.transformer(
                     torch.cat((done, latents), dim=2),
@@ -60,8 +62,10 @@ def whole_clip(
                     return_dict=False,
                 )[0][:, :, -3:]
             latents = pipe.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
-        done = torch.cat((done, latents), dim=2)
-    return done[:, :, 3:]
+        finished.append(latents)
+        cover = block_noise(0, number, latents.shape, OF_THE_PAST)
+        done = torch.cat((done, (1 - past_noise) * latents + past_noise * cover), dim=2)
+    return torch.cat(finished, dim=2)
 
 
 class TestBlocks:
@@ -77,6 +81,14 @@ class TestBlocks:
     def test_are_the_whole_clip_with_a_window(self, pipe: CameraVideoPipeline) -> None:
         made = latents_of_blocks(begun(pipe, window=6, sink=0), 4)
         assert_close(made, whole_clip(pipe, 4, Cameras(path(PREFIX + 48)[::4], LENS), last=6), **ANY_SIZE)
+
+    def test_are_the_whole_clip_whose_past_has_noise(self, pipe: CameraVideoPipeline) -> None:
+        made = latents_of_blocks(begun(pipe, window=15, past_noise=0.3), 4)
+        cameras = Cameras(path(PREFIX + 48)[::4], LENS)
+        assert_close(made, whole_clip(pipe, 4, cameras, past_noise=0.3), **ANY_SIZE)
+        without = whole_clip(pipe, 4, cameras)
+        assert_close(made[:, :, :3], without[:, :, :3], **ANY_SIZE)  # after true frames
+        assert (made[:, :, 3:] - without[:, :, 3:]).abs().amax() > 1e-2
 
     def test_join_without_a_seam(self, pipe: CameraVideoPipeline) -> None:
         stream = begun(pipe)
