@@ -33,11 +33,12 @@ class Network:
     intrinsics: str
     is_inverted: bool  # world-to-camera
     is_metric: bool
+    first_pixel_px: float = 0.5  # where its intrinsics have the centre of the first pixel; ours is at 0.5
 
 
 VGGT = Network("VGGT", "extrinsic", "intrinsic", is_inverted=True, is_metric=False)
 DA3 = Network("Depth Anything 3", "extrinsics", "intrinsics", is_inverted=True, is_metric=False)
-MAPANYTHING = Network("MapAnything", "camera_poses", "intrinsics", is_inverted=False, is_metric=True)
+MAPANYTHING = Network("MapAnything", "camera_poses", "intrinsics", False, is_metric=True, first_pixel_px=0.0)
 
 
 def _matches(network: Network, sample: Sample) -> bool:
@@ -92,7 +93,7 @@ def _read(network: Network, path: Path, image_size: tuple[int, int] | None) -> T
         world_from_camera=inverse(poses) if network.is_inverted else poses,
         is_metric=network.is_metric,
         convention=f"{network.title}: {direction}; OpenCV axes; {scale}" + ("" if size else "; no lens, as no size"),
-        lens=None if size is None else _lens(_float64(calibrations), size),
+        lens=None if size is None else _lens(_float64(calibrations), size, 0.5 - network.first_pixel_px),
         name=path.stem,
     )
 
@@ -109,9 +110,10 @@ def _image_size(shapes: dict[str, tuple[int, ...]], count: int) -> tuple[int, in
     return None
 
 
-def _lens(calibrations: Tensor, size: tuple[int, int]) -> Pinhole:  # [N, 3, 3]
-    entries = ((0, 0), (1, 1), (0, 2), (1, 2))
-    fx, fy, cx, cy = (shared_or_per_frame(calibrations[:, row, column].tolist()) for row, column in entries)
+def _lens(calibrations: Tensor, size: tuple[int, int], shift_px: float) -> Pinhole:  # [N, 3, 3]
+    focal_px, centre_px = calibrations.diagonal(dim1=-2, dim2=-1)[:, :2], calibrations[:, :2, 2] + shift_px
+    columns = torch.cat((focal_px, centre_px), dim=-1).unbind(-1)
+    fx, fy, cx, cy = (shared_or_per_frame(column.tolist()) for column in columns)
     return Pinhole(fx, fy, cx, cy, *size)
 
 
@@ -138,6 +140,7 @@ def _write(network: Network, trajectory: Trajectory, path: Path) -> None:
     calibrations = torch.zeros(count, 3, 3, dtype=torch.float64)
     for (row, column), name in (((0, 0), "fx"), ((1, 1), "fy"), ((0, 2), "cx"), ((1, 2), "cy")):
         calibrations[:, row, column] = torch.as_tensor(getattr(lens, name)).double()
+    calibrations[:, :2, 2] -= 0.5 - network.first_pixel_px
     calibrations[:, 2, 2] = 1.0
     poses = trajectory.world_from_camera
     matrices = inverse(poses)[:, :3] if network.is_inverted else poses

@@ -1,4 +1,4 @@
-"""Files that the code of VGGT and LingBot-World writes, against what that code makes of them."""
+"""Files that the code of VGGT, MapAnything and LingBot-World writes, against what that code makes of them."""
 
 import json
 import math
@@ -60,6 +60,21 @@ def test_the_points_that_vggts_demo_saves() -> None:
     pixels, depths = pixels_and_depths(formats.read(file), points.reshape(3, -1, 3))
     assert largest(pixels - (centres(14, 28) - 0.5)) < 1e-3
     assert largest(depths - depth.reshape(3, -1)) < 1e-5
+
+
+def test_what_mapanything_says() -> None:
+    """Every point of the archive is seen where it came from."""
+    archive = POSES / "mapanything" / "outputs.npz"
+    assert formats.detect(archive) == "mapanything"
+    path = formats.read(archive)
+    assert path.is_metric
+    with np.load(archive) as arrays:
+        points, depth = (
+            torch.from_numpy(arrays[name]).double().reshape(3, -1, n) for name, n in (("pts3d", 3), ("depth_z", 1))
+        )
+    pixels, depths = pixels_and_depths(path, points)
+    assert largest(depths - depth[..., 0]) < 1e-5
+    assert largest(pixels - centres(14, 28)) < 1e-3
 
 
 def test_the_keys_of_lingbot_do_what_they_say() -> None:
