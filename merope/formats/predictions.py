@@ -1,11 +1,13 @@
 """Cameras that a network estimated, in an .npz file under its own names: VGGT, Depth Anything 3 and MapAnything.
 
 VGGT has `extrinsic` and `intrinsic`, Depth Anything 3 `extrinsics` and `intrinsics`: both world-to-camera, of arbitrary
-scale. MapAnything has `camera_poses` and `intrinsics`: camera-to-world, in metres. All have OpenCV axes, matrices of
-intrinsics for the size of the images that the network saw, and arrays beside them that tell that size.
+scale. MapAnything has `camera_poses` and `intrinsics`: camera-to-world, in metres. Its app writes the same under VGGT's
+names. All have OpenCV axes, matrices of intrinsics for the size of the images that the network saw, and arrays beside
+them that tell that size.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ class Network:
 VGGT = Network("VGGT", "extrinsic", "intrinsic", is_inverted=True, is_metric=False)
 DA3 = Network("Depth Anything 3", "extrinsics", "intrinsics", is_inverted=True, is_metric=False)
 MAPANYTHING = Network("MapAnything", "camera_poses", "intrinsics", False, is_metric=True, first_pixel_px=0.0)
+MAPANYTHING_APP = replace(MAPANYTHING, title="MapAnything's app", poses="extrinsic", intrinsics="intrinsic")
 
 
 def _matches(network: Network, sample: Sample) -> bool:
@@ -46,8 +49,13 @@ def _matches(network: Network, sample: Sample) -> bool:
     return {network.poses, network.intrinsics} <= shapes.keys() and len(shapes[network.poses]) == 3
 
 
+def _is_of_app(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """MapAnything's app has whole matrices and one mask; VGGT has 3×4 and none."""
+    return "final_mask" in shapes and shapes.get("extrinsic", ())[1:] == (4, 4)
+
+
 def matches_vggt(sample: Sample) -> bool:
-    return _matches(VGGT, sample)
+    return _matches(VGGT, sample) and not _is_of_app(sample.archive)
 
 
 def matches_da3(sample: Sample) -> bool:
@@ -55,7 +63,7 @@ def matches_da3(sample: Sample) -> bool:
 
 
 def matches_mapanything(sample: Sample) -> bool:
-    return _matches(MAPANYTHING, sample)
+    return _matches(MAPANYTHING, sample) or (_matches(MAPANYTHING_APP, sample) and _is_of_app(sample.archive))
 
 
 def read_vggt(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
@@ -69,8 +77,8 @@ def read_da3(path: Path, image_size: tuple[int, int] | None = None) -> Trajector
 
 
 def read_mapanything(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
-    """The outputs of MapAnything's views, stacked under their own names. image_size as above."""
-    return _read(MAPANYTHING, path, image_size)
+    """MapAnything's views stacked under their own names, or predictions.npz of its app. image_size as above."""
+    return _read(MAPANYTHING_APP if _is_of_app(archive_shapes(path)) else MAPANYTHING, path, image_size)
 
 
 def _read(network: Network, path: Path, image_size: tuple[int, int] | None) -> Trajectory:
@@ -105,6 +113,8 @@ def _float64(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor
 def _image_size(shapes: dict[str, tuple[int, ...]], count: int) -> tuple[int, int] | None:  # width, height
     for name, (row, column) in SIZES.items():
         shape = shapes.get(name, ())
+        if name == "images" and shape[3:] == (3,):  # MapAnything's app has the channels last
+            row, column = 1, 2
         if len(shape) > column and shape[0] == count:
             return shape[column], shape[row]
     return None

@@ -62,18 +62,18 @@ def test_the_points_that_vggts_demo_saves() -> None:
     assert largest(depths - depth.reshape(3, -1)) < 1e-5
 
 
-def test_what_mapanything_says() -> None:
-    """Every point of the archive is seen where it came from."""
-    archive = POSES / "mapanything" / "outputs.npz"
+@pytest.mark.parametrize(("file", "name"), [("outputs.npz", "pts3d"), ("predictions.npz", "world_points")])
+def test_what_mapanything_and_its_app_save(file: str, name: str) -> None:
+    """Every point of the archive is seen where it came from. The app's `extrinsic` is camera-to-world."""
+    archive = POSES / "mapanything" / file
     assert formats.detect(archive) == "mapanything"
     path = formats.read(archive)
     assert path.is_metric
     with np.load(archive) as arrays:
-        points, depth = (
-            torch.from_numpy(arrays[name]).double().reshape(3, -1, n) for name, n in (("pts3d", 3), ("depth_z", 1))
-        )
+        points = torch.from_numpy(arrays[name]).double().reshape(3, -1, 3)
+        depth = torch.from_numpy(arrays["depth" if "depth" in arrays else "depth_z"]).double().reshape(3, -1)
     pixels, depths = pixels_and_depths(path, points)
-    assert largest(depths - depth[..., 0]) < 1e-5
+    assert largest(depths - depth) < 1e-5
     assert largest(pixels - centres(14, 28)) < 1e-3
 
 

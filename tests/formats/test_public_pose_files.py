@@ -19,6 +19,7 @@ from merope.geometry.poses import inverse, rigid
 # A camera at (1, −2, 3) that looks along the world's x axis: right is −z, down is y.
 HAND_MADE = torch.tensor([[0, 0, 1, 1], [0, 1, 0, -2], [-1, 0, 0, 3], [0, 0, 0, 1]], dtype=torch.float64)
 POSES, INVERTED = HAND_MADE[None].numpy(), inverse(HAND_MADE)[None].numpy()
+MASK = {"final_mask": np.zeros((1, 480, 640))}
 MATRIX = np.array([[[500.0, 0, 330], [0, 510, 240], [0, 0, 1]]])
 LENS = Pinhole(500.0, 510.0, 330.0, 240.0, 640, 480)
 CALIBRATION = """\
@@ -108,8 +109,9 @@ def test_lingbot_gets_the_lens_of_its_own_size(tmp_path: Path) -> None:
         ("da3", {"extrinsics": INVERTED[:, :3], "intrinsics": MATRIX, "depth": np.zeros((1, 480, 640))}),
         ("da3", {"extrinsics": INVERTED, "intrinsics": MATRIX, "image": np.zeros((1, 480, 640, 3))}),
         ("mapanything", {"camera_poses": POSES, "intrinsics": MATRIX, "depth_z": np.zeros((1, 480, 640, 1))}),
+        ("mapanything", {"extrinsic": POSES, "intrinsic": MATRIX, "images": np.zeros((1, 480, 640, 3)), **MASK}),
     ],
-    ids=["vggt", "vggt depth", "da3", "da3 4×4", "mapanything"],
+    ids=["vggt", "vggt depth", "da3", "da3 4×4", "mapanything", "mapanything's app"],
 )
 def test_predictions_of_networks(tmp_path: Path, format: str, arrays: dict[str, Any]) -> None:
     """Compressed or not, in float32, with objects beside that are not touched. MapAnything's first pixel is at 0."""
