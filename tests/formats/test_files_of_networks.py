@@ -1,4 +1,4 @@
-"""Files that the code of VGGT, MapAnything and LingBot-World writes, against what that code makes of them."""
+"""Files that the code of VGGT, MapAnything, LingBot-World and PanShot writes, against what that code makes of them."""
 
 import json
 import math
@@ -11,9 +11,10 @@ from paths import largest
 from torch import Tensor
 
 from merope import formats
+from merope.datasets.panshot_clips import read_sample
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lens_batches import resized
-from merope.geometry.lenses import Pinhole
+from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.poses import inverse, relative
 
 POSES = Path(__file__).parents[1] / "data" / "poses"
@@ -106,3 +107,45 @@ def test_rays_that_lingbot_is_shown() -> None:
     true = torch.tensor(expected["origins_directions"], dtype=torch.float64)  # [F, N, 6]
     assert largest(true[..., :3] - origins[:, None]) < 1e-5
     assert largest(true[..., 3:] - rays @ steps[:, :3, :3].mT) < 1e-5
+
+
+@pytest.mark.parametrize("clip", ["made-up_0-3-0-no_rot_aug_0", "made-up_0-3-0-linear_aug_0"])
+def test_a_clip_of_panshot(clip: str) -> None:
+    """The lens is that of the meta file; images have the rays at pixel centres that our lens has there."""
+    folder, expected = POSES / "panshot", json.loads((POSES / "panshot" / "rays_by_ucpe.json").read_text())
+    file, meta, size = folder / "pose-test" / f"{clip}.npy", folder / "meta-test" / "made-up_0-3.json", (52, 30)
+    assert formats.detect(file) == "panshot"
+    path = formats.read(file, sidecar=meta, image_size=size)
+    assert isinstance(path.lens, UnifiedCamera)
+    corners = torch.tensor(expected["rows_columns"], dtype=torch.float64).flip(-1)
+    directions = torch.tensor(expected["clips"][clip]["image_directions"], dtype=torch.float64)
+    assert largest(path.lens.unproject(corners + 0.5)[0] - directions) < 1e-5
+
+
+@pytest.mark.parametrize("clip", ["made-up_0-3-0-no_rot_aug_0", "made-up_0-3-0-linear_aug_0"])
+def test_rays_that_ucpe_is_shown(clip: str) -> None:
+    """Moments and directions in the world as its data set normalises it, at the corners of pixels, as it takes them."""
+    folder, expected = POSES / "panshot", json.loads((POSES / "panshot" / "rays_by_ucpe.json").read_text())
+    meta = json.loads((folder / "meta-test" / "made-up_0-3.json").read_text())
+    video = next(video for video in meta[0]["videos"] if video["pose"] == clip)
+    row = {"pose_path": f"pose-test/{clip}.npy", "x_fov": video["x_fov"], "xi": video["xi"]}
+    sample = read_sample(row, folder, expected["height"], expected["width"], {"made-up_0-3": expected["near_depth"]})
+    corners = torch.tensor(expected["rows_columns"], dtype=torch.float64).flip(-1)
+    assert sample.lens is not None
+    directions = sample.lens.unproject(corners)[0] @ sample.world_from_camera[:, :3, :3].mT
+    moments = torch.cross(sample.world_from_camera[:, None, :3, 3].expand_as(directions), directions, dim=-1)
+    true = torch.tensor(expected["clips"][clip]["moments_directions"], dtype=torch.float64)
+    assert largest(true - torch.cat((moments, directions), dim=-1)) < 1e-5
+
+
+def test_a_sample_list_may_name_a_path_once_per_lens(tmp_path: Path) -> None:
+    """As UCPE's demo/teaser.json does: read which?"""
+    rows = [
+        {"pose_path": "pose-test/a.npy", "x_fov": x_fov, "xi": xi} for x_fov, xi in ((120, 0), (120, 0.0), (160, 1.5))
+    ]
+    np.save(tmp_path / "a.npy", torch.eye(4)[None, :3].numpy())
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=r"one lens for a.npy, got x_fov and xi \[\(120.0, 0.0\), \(160.0, 1.5\)\]"):
+        formats.read(tmp_path / "a.npy", sidecar=tmp_path / "list.json", image_size=(52, 30))
+    (tmp_path / "list.json").write_text(json.dumps(rows[:2]))
+    assert formats.read(tmp_path / "a.npy", sidecar=tmp_path / "list.json", image_size=(52, 30)).lens is not None
