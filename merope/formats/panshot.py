@@ -1,11 +1,14 @@
 """PanShot (UCPE) poses: a .npy of [T, 3, 4] float32, camera-to-world, OpenCV axes, in the unit of a SLAM run.
 
-A sidecar JSON lists {pose_path, x_fov (degrees, horizontal), xi, caption} of many clips: the unified lens of each.
-Near-depth normalisation and the turn to yaw 0 belong to the data set, not to the file format.
+A sidecar JSON lists the unified lens of many clips. In a sample list of UCPE's demo every row has {pose_path, x_fov
+(degrees, horizontal), xi, caption}; in a meta file of the data set {pose, x_fov, xi} are in the `videos` of every row,
+and `pose` is the name without its suffix. Near-depth normalisation and the turn to yaw 0 belong to the data set, not
+to the file format.
 """
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -25,7 +28,8 @@ def matches(sample: Sample) -> bool:
 def read(path: Path, sidecar: Path | str | None = None, image_size: tuple[int, int] | None = None) -> Trajectory:
     """A path in SLAM units, with its lens if the image size (width, height) is given.
 
-    sidecar: the JSON list that names this file; by default the file of the same name that ends in .json, if any.
+    sidecar: the sample list or meta file that names this file; by default the file of the same name that ends in
+    .json, if any.
     """
     array = load_array(path)
     if array.ndim != 3 or array.shape[1:] != (3, 4) or array.dtype.kind != "f" or array.shape[0] == 0:
@@ -46,17 +50,35 @@ def read(path: Path, sidecar: Path | str | None = None, image_size: tuple[int, i
 
 
 def _lens(sidecar: Path, path: Path, image_size: tuple[int, int]) -> Lens:
+    rows = list(_named_rows(sidecar))
+    lenses = set()
+    for place, name, row in rows:
+        if name == path.name:
+            x_fov_deg, xi = entry(place, row, "x_fov"), entry(place, row, "xi")
+            if not isinstance(x_fov_deg, (int, float)) or not isinstance(xi, (int, float)):
+                raise invalid(place, "numbers x_fov and xi", (x_fov_deg, xi), CUT_OFF)
+            lenses.add((float(x_fov_deg), float(xi)))
+    if not lenses:
+        raise invalid(str(sidecar), f"a list with {path.name}", f"{len(rows)} others", "pass the list of this split")
+    if len(lenses) > 1:
+        fix = "leave one of them in the list, or pass lens=…"
+        raise invalid(str(sidecar), f"one lens for {path.name}", f"x_fov and xi {sorted(lenses)}", fix)
+    return UnifiedCamera.from_fov(*lenses.pop(), *image_size)
+
+
+def _named_rows(sidecar: Path) -> Iterator[tuple[str, str, object]]:
+    """Place, name of the pose file and row, of a sample list or of the videos in a meta file."""
     rows = load_json(sidecar)
     if not isinstance(rows, list):
         raise invalid(str(sidecar), "a JSON list of samples", type(rows).__name__, CUT_OFF)
     for k, row in enumerate(rows):
         place = f"{sidecar}[{k}]"
-        if PurePosixPath(str(entry(place, row, "pose_path"))).name == path.name:
-            x_fov_deg, xi = entry(place, row, "x_fov"), entry(place, row, "xi")
-            if not isinstance(x_fov_deg, (int, float)) or not isinstance(xi, (int, float)):
-                raise invalid(place, "numbers x_fov and xi", (x_fov_deg, xi), CUT_OFF)
-            return UnifiedCamera.from_fov(float(x_fov_deg), float(xi), *image_size)
-    raise invalid(str(sidecar), f"a list with {path.name}", f"{len(rows)} others", "pass the list of this split")
+        videos = row.get("videos") if isinstance(row, dict) else None
+        if isinstance(videos, list):
+            for j, video in enumerate(videos):
+                yield f"{place} videos[{j}]", f"{entry(f'{place} videos[{j}]', video, 'pose')}.npy", video
+        else:
+            yield place, PurePosixPath(str(entry(place, row, "pose_path"))).name, row
 
 
 def write(trajectory: Trajectory, path: Path, sidecar: Path | str | None = None) -> None:

@@ -1,11 +1,13 @@
 """Cameras that a network estimated, in an .npz file under its own names: VGGT, Depth Anything 3 and MapAnything.
 
 VGGT has `extrinsic` and `intrinsic`, Depth Anything 3 `extrinsics` and `intrinsics`: both world-to-camera, of arbitrary
-scale. MapAnything has `camera_poses` and `intrinsics`: camera-to-world, in metres. All have OpenCV axes, matrices of
-intrinsics for the size of the images that the network saw, and arrays beside them that tell that size.
+scale. MapAnything has `camera_poses` and `intrinsics`: camera-to-world, in metres. Its app writes the same under VGGT's
+names. All have OpenCV axes, matrices of intrinsics for the size of the images that the network saw, and arrays beside
+them that tell that size.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,13 @@ class Network:
     intrinsics: str
     is_inverted: bool  # world-to-camera
     is_metric: bool
+    first_pixel_px: float = 0.5  # where its intrinsics have the centre of the first pixel; ours is at 0.5
 
 
 VGGT = Network("VGGT", "extrinsic", "intrinsic", is_inverted=True, is_metric=False)
 DA3 = Network("Depth Anything 3", "extrinsics", "intrinsics", is_inverted=True, is_metric=False)
-MAPANYTHING = Network("MapAnything", "camera_poses", "intrinsics", is_inverted=False, is_metric=True)
+MAPANYTHING = Network("MapAnything", "camera_poses", "intrinsics", False, is_metric=True, first_pixel_px=0.0)
+MAPANYTHING_APP = replace(MAPANYTHING, title="MapAnything's app", poses="extrinsic", intrinsics="intrinsic")
 
 
 def _matches(network: Network, sample: Sample) -> bool:
@@ -45,8 +49,13 @@ def _matches(network: Network, sample: Sample) -> bool:
     return {network.poses, network.intrinsics} <= shapes.keys() and len(shapes[network.poses]) == 3
 
 
+def _is_of_app(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """MapAnything's app has whole matrices and one mask; VGGT has 3×4 and none."""
+    return "final_mask" in shapes and shapes.get("extrinsic", ())[1:] == (4, 4)
+
+
 def matches_vggt(sample: Sample) -> bool:
-    return _matches(VGGT, sample)
+    return _matches(VGGT, sample) and not _is_of_app(sample.archive)
 
 
 def matches_da3(sample: Sample) -> bool:
@@ -54,7 +63,7 @@ def matches_da3(sample: Sample) -> bool:
 
 
 def matches_mapanything(sample: Sample) -> bool:
-    return _matches(MAPANYTHING, sample)
+    return _matches(MAPANYTHING, sample) or (_matches(MAPANYTHING_APP, sample) and _is_of_app(sample.archive))
 
 
 def read_vggt(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
@@ -68,8 +77,8 @@ def read_da3(path: Path, image_size: tuple[int, int] | None = None) -> Trajector
 
 
 def read_mapanything(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
-    """The outputs of MapAnything's views, stacked under their own names. image_size as above."""
-    return _read(MAPANYTHING, path, image_size)
+    """MapAnything's views stacked under their own names, or predictions.npz of its app. image_size as above."""
+    return _read(MAPANYTHING_APP if _is_of_app(archive_shapes(path)) else MAPANYTHING, path, image_size)
 
 
 def _read(network: Network, path: Path, image_size: tuple[int, int] | None) -> Trajectory:
@@ -92,7 +101,7 @@ def _read(network: Network, path: Path, image_size: tuple[int, int] | None) -> T
         world_from_camera=inverse(poses) if network.is_inverted else poses,
         is_metric=network.is_metric,
         convention=f"{network.title}: {direction}; OpenCV axes; {scale}" + ("" if size else "; no lens, as no size"),
-        lens=None if size is None else _lens(_float64(calibrations), size),
+        lens=None if size is None else _lens(_float64(calibrations), size, 0.5 - network.first_pixel_px),
         name=path.stem,
     )
 
@@ -104,14 +113,17 @@ def _float64(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor
 def _image_size(shapes: dict[str, tuple[int, ...]], count: int) -> tuple[int, int] | None:  # width, height
     for name, (row, column) in SIZES.items():
         shape = shapes.get(name, ())
+        if name == "images" and shape[3:] == (3,):  # MapAnything's app has the channels last
+            row, column = 1, 2
         if len(shape) > column and shape[0] == count:
             return shape[column], shape[row]
     return None
 
 
-def _lens(calibrations: Tensor, size: tuple[int, int]) -> Pinhole:  # [N, 3, 3]
-    entries = ((0, 0), (1, 1), (0, 2), (1, 2))
-    fx, fy, cx, cy = (shared_or_per_frame(calibrations[:, row, column].tolist()) for row, column in entries)
+def _lens(calibrations: Tensor, size: tuple[int, int], shift_px: float) -> Pinhole:  # [N, 3, 3]
+    focal_px, centre_px = calibrations.diagonal(dim1=-2, dim2=-1)[:, :2], calibrations[:, :2, 2] + shift_px
+    columns = torch.cat((focal_px, centre_px), dim=-1).unbind(-1)
+    fx, fy, cx, cy = (shared_or_per_frame(column.tolist()) for column in columns)
     return Pinhole(fx, fy, cx, cy, *size)
 
 
@@ -138,6 +150,7 @@ def _write(network: Network, trajectory: Trajectory, path: Path) -> None:
     calibrations = torch.zeros(count, 3, 3, dtype=torch.float64)
     for (row, column), name in (((0, 0), "fx"), ((1, 1), "fy"), ((0, 2), "cx"), ((1, 2), "cy")):
         calibrations[:, row, column] = torch.as_tensor(getattr(lens, name)).double()
+    calibrations[:, :2, 2] -= 0.5 - network.first_pixel_px
     calibrations[:, 2, 2] = 1.0
     poses = trajectory.world_from_camera
     matrices = inverse(poses)[:, :3] if network.is_inverted else poses

@@ -19,6 +19,7 @@ from merope.geometry.poses import inverse, rigid
 # A camera at (1, −2, 3) that looks along the world's x axis: right is −z, down is y.
 HAND_MADE = torch.tensor([[0, 0, 1, 1], [0, 1, 0, -2], [-1, 0, 0, 3], [0, 0, 0, 1]], dtype=torch.float64)
 POSES, INVERTED = HAND_MADE[None].numpy(), inverse(HAND_MADE)[None].numpy()
+MASK = {"final_mask": np.zeros((1, 480, 640))}
 MATRIX = np.array([[[500.0, 0, 330], [0, 510, 240], [0, 0, 1]]])
 LENS = Pinhole(500.0, 510.0, 330.0, 240.0, 640, 480)
 CALIBRATION = """\
@@ -108,23 +109,25 @@ def test_lingbot_gets_the_lens_of_its_own_size(tmp_path: Path) -> None:
         ("da3", {"extrinsics": INVERTED[:, :3], "intrinsics": MATRIX, "depth": np.zeros((1, 480, 640))}),
         ("da3", {"extrinsics": INVERTED, "intrinsics": MATRIX, "image": np.zeros((1, 480, 640, 3))}),
         ("mapanything", {"camera_poses": POSES, "intrinsics": MATRIX, "depth_z": np.zeros((1, 480, 640, 1))}),
+        ("mapanything", {"extrinsic": POSES, "intrinsic": MATRIX, "images": np.zeros((1, 480, 640, 3)), **MASK}),
     ],
-    ids=["vggt", "vggt depth", "da3", "da3 4×4", "mapanything"],
+    ids=["vggt", "vggt depth", "da3", "da3 4×4", "mapanything", "mapanything's app"],
 )
 def test_predictions_of_networks(tmp_path: Path, format: str, arrays: dict[str, Any]) -> None:
-    """Compressed or not, in float32, with objects beside that are not touched."""
+    """Compressed or not, in float32, with objects beside that are not touched. MapAnything's first pixel is at 0."""
+    lens = replace(LENS, cx=330.5, cy=240.5) if format == "mapanything" else LENS
     small = {name: array.astype(np.float32) for name, array in arrays.items()}
     for write in (np.savez, np.savez_compressed):
         write(tmp_path / "a.npz", **small, pose_enc_list=np.array([{}], dtype=object))  # type: ignore[operator]
         assert formats.detect(tmp_path / "a.npz") == format
         path = formats.read(tmp_path / "a.npz")
         assert largest(path.world_from_camera[0] - HAND_MADE) < 1e-6
-        assert lens_difference(path.lens, LENS) < 1e-6
+        assert lens_difference(path.lens, lens) < 1e-6
         assert path.is_metric == (format == "mapanything")
     cameras = [name for name in small if not name.startswith(("depth", "image"))]
     np.savez(tmp_path / "b.npz", **{name: np.asfortranarray(small[name]) for name in cameras})
     assert formats.read(tmp_path / "b.npz").lens is None
-    assert lens_difference(formats.read(tmp_path / "b.npz", image_size=(640, 480)).lens, LENS) < 1e-6
+    assert lens_difference(formats.read(tmp_path / "b.npz", image_size=(640, 480)).lens, lens) < 1e-6
 
 
 def test_archives_that_are_no_paths_are_refused(tmp_path: Path) -> None:
