@@ -153,7 +153,7 @@ def test_map_anything_is_metric_and_is_told_the_intrinsics(tmp_path: Path) -> No
     view = estimate._model.views[1]
     assert torch.equal(view["img"], FRAMES[1])
     assert view["prepared"]
-    assert torch.equal(view["intrinsics"], torch.tensor([[120.0, 0, 128], [0, 125, 70], [0, 0, 1]]))
+    assert torch.equal(view["intrinsics"], torch.tensor([[120.0, 0, 127.5], [0, 125, 69.5], [0, 0, 1]]))
     estimate(FRAMES, None)
     assert "intrinsics" not in estimate._model.views[0]
 
@@ -165,7 +165,7 @@ def test_a_fisheye_is_shown_as_a_pinhole(tmp_path: Path) -> None:
     view = estimate._model.views[0]
     height, width = view["img"].shape[:2]
     assert (height, width) != (144, 256)
-    assert view["intrinsics"][0, 2] == width / 2
+    assert view["intrinsics"][0, 2] == width / 2 - 0.5
 
 
 @pytest.mark.usefixtures("packages")

@@ -140,7 +140,7 @@ def map_anything(checkpoint: Path | str, device: str | None = None) -> LearnedEs
     def infer(model: Any, frames: Tensor, lens: Pinhole | None, device: str) -> Tensor:
         views: list[dict[str, Tensor]] = [{"img": frame} for frame in frames]
         if lens is not None:
-            views = [{**view, "intrinsics": _intrinsics(lens)} for view in views]
+            views = [{**view, "intrinsics": intrinsics_from_0(lens)} for view in views]
         views = importlib.import_module("mapanything.utils.image").preprocess_inputs(views)
         predictions = model.infer(views, use_amp=device.startswith("cuda"))
         return torch.cat([prediction["camera_poses"] for prediction in predictions])
@@ -173,9 +173,10 @@ def _scaled(frames: Tensor, size: tuple[int, int]) -> Tensor:  # uint8 [T, H, W,
     return interpolate(images, size, mode="bicubic", antialias=True, align_corners=False).clamp(0.0, 1.0)
 
 
-def _intrinsics(lens: Pinhole) -> Tensor:  # [3, 3] float32
+def intrinsics_from_0(lens: Pinhole) -> Tensor:  # [3, 3] float32
+    """A pinhole where the centre of the first pixel is at 0, as MapAnything has it; ours is at 0.5."""
     fx, fy, cx, cy = (float(value) for value in (lens.fx, lens.fy, lens.cx, lens.cy))
-    return torch.tensor([[fx, 0.0, cx], [0.0, fy, cy], [0.0, 0.0, 1.0]])
+    return torch.tensor([[fx, 0.0, cx - 0.5], [0.0, fy, cy - 0.5], [0.0, 0.0, 1.0]])
 
 
 def _with_weights(model: Any, path: Path) -> Any:
