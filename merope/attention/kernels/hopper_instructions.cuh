@@ -48,6 +48,15 @@ __device__ __forceinline__ u32 negate2(u32 a) {
     asm("neg.f16x2 %0, %1;" : "=r"(negated) : "r"(a));
     return negated;
 }
+// Within ±16384: a reflection's dot product and the sums of a turn stay finite. NaN stays NaN.
+__device__ __forceinline__ u32 bounded2(u32 a) {
+    constexpr u32 kMost = 0x74007400;
+    constexpr u32 kLeast = 0xf400f400;
+    u32 bounded;
+    asm("{.reg .b32 x; min.NaN.f16x2 x, %1, %2; max.NaN.f16x2 %0, x, %3;}"
+        : "=r"(bounded) : "r"(a), "r"(kMost), "r"(kLeast));
+    return bounded;
+}
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float exp2_fast(float x) {
     float power;
