@@ -264,9 +264,11 @@ __device__ __forceinline__ void pack_keys(const PackParams& p, int block, int fi
 
 extern "C" {
 __global__ void __launch_bounds__(256, 4) pack_keys_bf16(const __grid_constant__ PackParams p) {
+    let_dependents_start();
     pack_keys<true, false>(p, blockIdx.x, blockIdx.z, gridDim.z);
 }
 __global__ void __launch_bounds__(256, 4) pack_keys_fp16(const __grid_constant__ PackParams p) {
+    let_dependents_start();
     pack_keys<false, false>(p, blockIdx.x, blockIdx.z, gridDim.z);
 }
 }

@@ -97,6 +97,13 @@ template <int kThreads> __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
+// ---- a kernel and the one after it on the stream --------------------------------------------------------------------
+
+// The next kernel's blocks may start where multiprocessors are free, once every block of this one has come here.
+__device__ __forceinline__ void let_dependents_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+// What the kernel before wrote is there, and all of it has run.
+__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- tensor cores --------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -210,6 +210,7 @@ __device__ __forceinline__ void copy_tiles(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen
 ) {
     const i64 half = (i64)p.padded_keys * 64, start = (i64)(tile.sample * p.heads + tile.head) * 2 * half;
+    wait_for_kernel_before();  // it packs what is copied here, and writes nothing else that is read in this kernel
     for (int t = 0; t < seen.count; ++t)
         for (int operand = 0; operand < 2; ++operand) {
             const u32 copied = pipeline.copied(operand, t), to = pipeline.tile(operand, t);
