@@ -75,17 +75,6 @@ struct Pipeline {
 __device__ __forceinline__ u32 parity(int t) { return t / kStages & 1; }
 
 // ---- tensor cores --------------------------------------------------------------------------------------------------
-// scores[64 queries, 128 keys] = queries keys^T; both in shared memory
-__device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, u32 keys) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {  // 16 channels at a time
-        const u64 a = descriptor(queries + i / 4 * (kQueryBytes / 2) + i % 4 * 32);
-        const u64 b = descriptor(keys + i / 4 * kHalfBytes + i % 4 * 32);
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128
-                     "%64, %65, add, 1, 1, 0, 0;\n}" : REFS64(scores) : "l"(a), "l"(b), "r"((int)(i > 0)));
-    }
-    wgmma_commit();
-}
 // out[64 queries, 128 channels] += weights values; weights in registers
 __device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weights)[32], u32 values) {
 #pragma unroll
