@@ -108,6 +108,17 @@ def test_what_is_not_seen_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, hoppe
     torch.testing.assert_close(usual[2], other[2], rtol=0.02, atol=0.02)
 
 
+@ON_HOPPER
+def test_nan_that_is_not_seen_leaves_no_trace_in_the_output(encoding: MeRoPE) -> None:
+    """70 of the first tile's 128 keys are seen by the first cameras, the others are NaN."""
+    plan = encoding.plan(driving_cameras(1, 4), (5, 7), sees=Visibility.block_causal(4, 2))
+    q, k, v, _ = random_inputs(plan, HALF)
+    with torch.no_grad():
+        usual = under(plan, "fused")(q, k, v)[:, :, :70]
+        k[:, :, 70:], v[:, :, 70:] = torch.nan, torch.nan
+        assert torch.equal(under(plan, "fused")(q, k, v)[:, :, :70], usual)
+
+
 @pytest.mark.parametrize("name", ["merope", "gta", "ucpe", "urope", "none"])
 def test_encodings_with_keys_expanded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(fused, "hopper_for", lambda q, plan: None)

@@ -302,7 +302,7 @@ template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams&
         if (thread == 0) copy_tiles(p, tile, pipeline, seen);
     } else if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
-        turn_tiles(p, tile, pipeline, shared, seen, thread);
+        turn_tiles(p, tile, pipeline, seen, thread);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttendingRegisters));
         const Share share(tile, group, thread);

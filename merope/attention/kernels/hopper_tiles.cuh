@@ -136,15 +136,16 @@ __device__ __forceinline__ void turn_chunks(uint4 (&w)[4], int first, const KeyT
         }
     }
 }
-__device__ __forceinline__ void turn_in_place(uint4* row, int swizzle, const KeyTurn& turn) {
+// `row`: address of its chunk 0, which the swizzle has moved; of chunk c, row ^ 16 c
+__device__ __forceinline__ void turn_in_place(u32 row, const KeyTurn& turn) {
 #pragma unroll
     for (int first = 0; first < 8; first += 4) {  // by halves: a whole row would not fit the registers
         uint4 w[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = row[first + i ^ swizzle];
+        for (int i = 0; i < 4; ++i) w[i] = load_shared(row ^ 16 * (first + i));
         turn_chunks(w, first, turn);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) row[first + i ^ swizzle] = w[i];
+        for (int i = 0; i < 4; ++i) store_shared(row ^ 16 * (first + i), w[i]);
     }
 }
 
@@ -159,20 +160,20 @@ struct DirectionTurn {  // one key's phases of directions
 #pragma unroll
         for (int i = 0; i < kDirectionWords; i += 2) turn_pairs(words[i], words[i + 1], phasors[i], phasors[i + 1]);
     }
-    __device__ __forceinline__ void turn_in_place(uint4* row, int swizzle) const {  // a key's half 1
-        u32 words[kDirectionWords];
-        uint2& last = *(uint2*)(row + (4 ^ swizzle));
+    __device__ __forceinline__ void turn_in_place(u32 row) const {  // a key's half 1
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const uint4 w = row[c ^ swizzle];
-            words[4 * c] = w.x, words[4 * c + 1] = w.y, words[4 * c + 2] = w.z, words[4 * c + 3] = w.w;
+        for (int first = 0; first < 6; first += 3) {  // chunk 4 to its middle, of chunk 5 nothing
+            uint4 w[3];
+#pragma unroll
+            for (int i = 0; i < 3 && first + i < 5; ++i) w[i] = load_shared(row ^ 16 * (first + i));
+#pragma unroll
+            for (int i = 0; i < 3 && first + i < 5; ++i) {
+                const u32* phasor = phasors + 4 * (first + i);
+                turn_pairs(w[i].x, w[i].y, phasor[0], phasor[1]);
+                if (first + i < 4) turn_pairs(w[i].z, w[i].w, phasor[2], phasor[3]);
+                store_shared(row ^ 16 * (first + i), w[i]);
+            }
         }
-        words[16] = last.x, words[17] = last.y;
-        turn(words);
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-            row[c ^ swizzle] = make_uint4(words[4 * c], words[4 * c + 1], words[4 * c + 2], words[4 * c + 3]);
-        last = make_uint2(words[16], words[17]);
     }
 };
 
@@ -211,8 +212,13 @@ __device__ __forceinline__ void copy_tiles(
         }
 }
 
+__device__ __forceinline__ bool sees(const AttendParams& p, int camera, int key) {
+    const int4 keys = __ldg(p.seen + camera);
+    return key >= keys.x && key < keys.y || key >= keys.z && key < keys.w;
+}
+
 __device__ __forceinline__ void turn_tiles(
-    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, char* shared, const SeenTiles& seen, int thread
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
 ) {
     const i64 camera = tile.tables * p.cameras + tile.camera;
     const u32* view = p.key_views + camera * kViewWords * p.padded_keys + thread;
@@ -234,9 +240,12 @@ __device__ __forceinline__ void turn_tiles(
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
             barrier_wait(pipeline.copied(operand, t), parity(t));
-            uint4* row = (uint4*)(shared + (pipeline.tile(operand, t) - pipeline.base) + thread * 128);
-            turn_in_place(row, thread & 7, turn);
-            if (kPhases) directions.turn_in_place(row + kHalfBytes / 16, thread & 7);
+            const u32 row = pipeline.tile(operand, t) + thread * 128 + (thread & 7) * 16;
+            turn_in_place(row, turn);
+            if (kPhases) directions.turn_in_place(row + kHalfBytes);
+            // A value without a weight may be NaN, and 0 times NaN is NaN.
+            if (kVisible && operand && seen.is_edge(t) && !sees(p, tile.camera, seen.at(t) * kKeys + thread))
+                for (u32 c = 0; c < 8; ++c) store_shared(row ^ 16 * c, {}), store_shared(row + kHalfBytes ^ 16 * c, {});
             fence_async_proxy();  // waits for loads, too: none may be under way here
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
