@@ -17,7 +17,7 @@ struct AttendParams {
     const float* disparity;    // [tables, queries, 9]
     const float* rotation;     // [tables, queries, kOwnFloats]
     const float* native;       // [tables, queries, 16, 2]
-    const u32* key_views;      // half pairs [tables, cameras, padded keys / 128, kViewWords, 128]: sqrt(2) m of six
+    const u32* key_views;      // half pairs [tables, cameras, padded keys / 128, kViewWords, 128]: m of six
                                // anchors; with direction phases, then cosines and sines of their pairs, two by two
     const uint4* phasors;      // half pairs [tables, cameras, key cameras, 6, 2]: cosines, then sines of two pairs
     const int* key_camera;     // [padded keys]
@@ -107,10 +107,12 @@ struct KeyTurn {  // one key's operators
 };
 
 // MinRot is two half-turns, A(u) = (2 m m^T - I) diag(-1, -1, 1), m the half-vector of the optical axis and u. With z
-// negated beforehand (y = (x, y, -z)) it is y - n (n . y), n = sqrt(2) m. Two triplets at a time.
-__device__ __forceinline__ void reflect(u32& x, u32& y, u32& z, u32 nx, u32 ny, u32 nz) {
-    const u32 dot = negate2(fma2(nz, z, fma2(ny, y, mul2(nx, x))));
-    x = fma2(dot, nx, x), y = fma2(dot, ny, y), z = fma2(dot, nz, z);
+// negated beforehand (y = (x, y, -z)) it is y - 2 m (m . y). Two triplets at a time. Doubling is exact, and numbers of
+// m are at most 1: those of sqrt(2) m, without a doubling, are rounded twice as coarsely beyond 1.
+__device__ __forceinline__ void reflect(u32& x, u32& y, u32& z, u32 mx, u32 my, u32 mz) {
+    constexpr u32 kMinusTwo = 0xc000c000;
+    const u32 dot = mul2(kMinusTwo, fma2(mz, z, fma2(my, y, mul2(mx, x))));
+    x = fma2(dot, mx, x), y = fma2(dot, my, y), z = fma2(dot, mz, z);
 }
 __device__ __forceinline__ void turn_pairs(u32& x, u32& y, u32 cosines, u32 sines) {
     const u32 turned = fma2(cosines, x, negate2(mul2(sines, y)));
