@@ -33,7 +33,7 @@ def half(x: Tensor) -> Tensor:
 class View:
     """Keys as one query camera sees them: the kernels' numbers for every key."""
 
-    half_vectors: Tensor  # [Nk, 6, 3] √2·m
+    half_vectors: Tensor  # [Nk, 6, 3] m
     phasors: Tensor  # [Nk, 12 or 30, 2] translation, then directions
 
     @classmethod
@@ -55,7 +55,7 @@ class View:
         dot = half(n[..., 0] * y[..., 0])
         for i in (1, 2):
             dot = half(n[..., i] * y[..., i] + dot)
-        x[:, :36] = half(y - dot[..., None] * n).flatten(1)
+        x[:, :36] = half(y - 2 * dot[..., None] * n).flatten(1)
         for place, phasors in zip(self.places, self.phasors.split((12, 18)[: len(self.places)], dim=1), strict=True):
             (c, s), (a, b) = phasors.unbind(-1), x[:, place].unflatten(1, (-1, 2)).unbind(-1)
             pairs = half(c * a - half(s * b)), half(s * a + half(c * b))
@@ -66,7 +66,7 @@ class View:
         """As SumTurns and DirectionSumTurns: into this view (1) or out of it (−1), made orthogonal to first order."""
         x = x.clone()
         n, y = self.half_vectors.float()[:, :, None], x[:, :36].unflatten(1, (6, 2, 3))
-        along = n * (2 - 0.5 * (n * n).sum(-1, keepdim=True))
+        along = n * (4 - 2 * (n * n).sum(-1, keepdim=True))
         x[:, :36] = (y - (n * y).sum(-1, keepdim=True) * along).flatten(1)
         unit = self.phasors.float() * (1.5 - 0.5 * (self.phasors**2).sum(-1, keepdim=True)).float()
         for place, phasors in zip(self.places, unit.split((12, 18)[: len(self.places)], dim=1), strict=True):

@@ -26,9 +26,9 @@ SOURCE = hopper_module.kernel_source(phases=False, visible=False)
 def disparity_from_tables(
     tables: hopper_tables.HopperTables, sample: int, camera: int
 ) -> Tensor:  # [padded keys, 6, 3, 3]
-    """The kernel's arithmetic: z negated, then y − n (n · y)."""
+    """The kernel's arithmetic: z negated, then y − 2 m (m · y)."""
     numbers = tables.key_views[sample, camera, :, :9].double().transpose(1, 2).reshape(-1, 6, 3)
-    reflection = torch.eye(3, dtype=torch.float64) - numbers[..., :, None] * numbers[..., None, :]
+    reflection = torch.eye(3, dtype=torch.float64) - 2 * numbers[..., :, None] * numbers[..., None, :]
     return reflection * torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
 
 

@@ -66,7 +66,7 @@ def _forward(
         kernels = module(q.device.index, t.phases, t.visible)
         grid = _token_grid(padded, batch, heads)
         kernels.launch(f"pack_keys_{SUFFIX[q.dtype]}", grid, 256, 0, _key_packing(k, v, packed, t))
-        kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1, 1), 512, SHARED_BYTES, attend)
+        kernels.launch(f"attend_{SUFFIX[q.dtype]}", (tiles, 1, 1), 512, SHARED_BYTES, attend, early=True)
     return out, lse
 
 

@@ -91,11 +91,8 @@ template <bool kBf16> __device__ __forceinline__ uint4 narrowed(const float (&x)
                       narrow_pair<kBf16>(x[4], x[5]), narrow_pair<kBf16>(x[6], x[7]));
 }
 __device__ __forceinline__ uint4 packed(const float (&x)[8]) {
-    constexpr float kMost = 16384.f;  // a reflection's dot product and the sums of a turn stay finite
-    float bounded[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) bounded[i] = x[i] != x[i] ? x[i] : fminf(fmaxf(x[i], -kMost), kMost);  // NaN stays NaN
-    return narrowed<false>(bounded);
+    const uint4 words = narrowed<false>(x);
+    return make_uint4(bounded2(words.x), bounded2(words.y), bounded2(words.z), bounded2(words.w));
 }
 
 // Chunks of 8 neighbouring threads, a half of one token, in the backward pass's order.
@@ -195,43 +192,83 @@ template <class Params> __device__ __forceinline__ const float* query_operator(c
     return (half ? p.rotation : p.disparity) + row * (half ? kOwnFloats : 9);
 }
 
-// A thread per key, half and chunk; of the heads every `head_step`th. For the forward or the backward pass.
-template <bool kBf16, bool kBackward = true>
-__device__ void pack_keys(const PackParams& p, int block, int first_head, int head_step) {
-    const int index = block * blockDim.x + threadIdx.x;
-    const int key = index / 16, sample = blockIdx.y;
-    if (key >= p.padded_keys) return;
-    const Chunk chunk((index / 8) & 1, index & 7);
-    const bool padding = key >= p.keys;
-    const i64 row = sample * p.tables_per_sample * p.keys + (padding ? 0 : key);
-    const TokenTurn turn(chunk, key_operator(p, chunk.half, row), p.native + row * 32, false);
+// 256 threads pack 16 keys of every `head_step`th head, for the forward or the backward pass. Keys are read as they lie
+// (16 bytes a thread) and pass through shared memory to the threads that write them, one for each key, half and chunk.
+// Each half has warps of its own, so that its places and operators are known to the compiler.
+constexpr int kPackedKeys = 16;
+constexpr int kPackedPitch = 128 + 8;  // channels: rows start in different banks
+constexpr int kPackedRows = kPackedKeys * kPackedPitch;
+
+struct PackingSpace {
+    u16 rows[2][2][kPackedRows];  // by turns for a head and the next: keys, values
+    u32 ordered[256 * 4];         // of SumOrder
+};
+
+template <bool kBf16, bool kBackward, int kHalf>
+__device__ __forceinline__ void pack_half(
+    const PackParams& p, PackingSpace& space, int first_key, int first_head, int head_step
+) {
+    const int sample = blockIdx.y;
+    const int read_row = threadIdx.x / 16, read_channel = threadIdx.x % 16 * 8;
+    const bool read_padding = first_key + read_row >= p.keys;
+    const i64 read_key = read_padding ? 0 : first_key + read_row;
+    const u16* from_k = p.k.data + sample * p.k.batch + first_head * p.k.head + read_key * p.k.token + read_channel;
+    const u16* from_v = p.v.data + sample * p.v.batch + first_head * p.v.head + read_key * p.v.token + read_channel;
+    uint4 next_k = make_uint4(0, 0, 0, 0), next_v = next_k;  // padding stays 0
+    auto read_next = [&]() {
+        if (read_padding) return;
+        next_k = __ldg((const uint4*)from_k), next_v = __ldg((const uint4*)from_v);
+        from_k += head_step * p.k.head, from_v += head_step * p.v.head;
+    };
+    read_next();
+    const int row = threadIdx.x / 8 % kPackedKeys, key = first_key + row;
+    const Chunk chunk(kHalf, threadIdx.x % 8);
+    const i64 table_row = sample * p.tables_per_sample * p.keys + (key < p.keys ? key : 0);
+    const TokenTurn turn(chunk, key_operator(p, kHalf, table_row), p.native + table_row * 32, false);
+    i64 to = ((i64)(sample * p.heads + first_head) * 2 + kHalf) * p.padded_keys + key;
+    to = to * 64 + 8 * (chunk.c ^ (key & 7));
+    u16* own_row = space.rows[0][0] + row * kPackedPitch;
+    u16* read_to = space.rows[0][0] + read_row * kPackedPitch + read_channel;
+    int stage = 0;
+#pragma unroll 1
     for (int head = first_head; head < p.heads; head += head_step) {
-        const i64 row_to = ((i64)(sample * p.heads + head) * 2 + chunk.half) * p.padded_keys + key;
-        float k[8] = {}, v[8] = {};
-        if (!padding) {  // both before the first store: the compiler moves no load across it
-            chunk.load<kBf16>(k, p.k.data + sample * p.k.batch + head * p.k.head + key * p.k.token);
-            chunk.load<kBf16>(v, p.v.data + sample * p.v.batch + head * p.v.head + key * p.v.token);
+        *(uint4*)(read_to + stage) = next_k;
+        *(uint4*)(read_to + stage + kPackedRows) = next_v;
+        named_sync<256>(1);
+        if (head + head_step < p.heads) read_next();
+#pragma unroll
+        for (int operand = 0; operand < 2; ++operand) {
+            float x[8];
+            chunk.load<kBf16>(x, own_row + stage + operand * kPackedRows);
+            if (kHalf || chunk.c == 7) turn.apply(x, chunk);
+            if (!kHalf && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
+            uint4* words_to = (uint4*)((operand ? p.packed_v : p.packed_k) + to);
+            if constexpr (kBackward) {
+                __stwb(words_to, SumOrder(chunk, space.ordered)(packed(x)));
+            } else {
+                __stwb(words_to, packed(x));  // an assignment becomes four stores
+            }
         }
-        turn.apply(k, chunk), turn.apply(v, chunk);
-        if (!chunk.half && chunk.c < 6) k[4] = -k[4], k[5] = -k[5], v[4] = -v[4], v[5] = -v[5];  // see reflect
-        const i64 to = row_to * 64 + 8 * (chunk.c ^ (key & 7));
-        if constexpr (kBackward) {
-            __shared__ __align__(16) u32 staged[256 * 4];
-            const SumOrder order(chunk, staged);
-            __stwb((uint4*)(p.packed_k + to), order(packed(k)));
-            __stwb((uint4*)(p.packed_v + to), order(packed(v)));
-        } else {
-            __stwb((uint4*)(p.packed_k + to), packed(k));  // an assignment becomes four stores
-            __stwb((uint4*)(p.packed_v + to), packed(v));
-        }
+        to += (i64)head_step * p.padded_keys * 128;
+        stage ^= 2 * kPackedRows;
     }
+}
+template <bool kBf16, bool kBackward = true>
+__device__ __forceinline__ void pack_keys(const PackParams& p, int block, int first_head, int head_step) {
+    __shared__ __align__(16) PackingSpace space;
+    const int first_key = kPackedKeys * block;
+    if (first_key >= p.padded_keys) return;
+    if (threadIdx.x < 128) pack_half<kBf16, kBackward, 0>(p, space, first_key, first_head, head_step);
+    else pack_half<kBf16, kBackward, 1>(p, space, first_key, first_head, head_step);
 }
 
 extern "C" {
-__global__ void __launch_bounds__(256) pack_keys_bf16(const __grid_constant__ PackParams p) {
+__global__ void __launch_bounds__(256, 4) pack_keys_bf16(const __grid_constant__ PackParams p) {
+    let_dependents_start();
     pack_keys<true, false>(p, blockIdx.x, blockIdx.z, gridDim.z);
 }
-__global__ void __launch_bounds__(256) pack_keys_fp16(const __grid_constant__ PackParams p) {
+__global__ void __launch_bounds__(256, 4) pack_keys_fp16(const __grid_constant__ PackParams p) {
+    let_dependents_start();
     pack_keys<false, false>(p, blockIdx.x, blockIdx.z, gridDim.z);
 }
 }

@@ -182,6 +182,42 @@ __device__ __forceinline__ void store_output(
     }
 }
 
+// The last channels of a warpgroup's queries, 16 a step, in registers: the tensor cores read so much less from shared
+// memory. With direction phases registers are short, and it gained nothing.
+constexpr int kHeldSteps = 4 - 4 * kPhases;
+
+struct HeldQueries {
+    u32 words[kHeldSteps ? 4 * kHeldSteps : 1];
+    __device__ __forceinline__ void load(const char* own, const Share& share) {
+        const int row = share.thread / 32 * 16 + share.lane % 16;
+#pragma unroll
+        for (int i = 0; i < kHeldSteps; ++i) {
+            const int chunk = 2 * (4 - kHeldSteps + i) + share.lane / 16;  // of half 1
+            const u32 from = shared_address(own + kQueryBytes / 2 + row * 128 + ((chunk ^ (row & 7)) << 4));
+            u32* to = words + 4 * i;
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
+        }
+    }
+};
+// scores[64 queries, 128 keys] = queries keys^T
+__device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, const HeldQueries& held, u32 keys) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // 16 channels at a time
+        const u64 b = descriptor(keys + i / 4 * kHalfBytes + i % 4 * 32);
+        if (i < 8 - kHeldSteps) {
+            const u64 a = descriptor(queries + i / 4 * (kQueryBytes / 2) + i % 4 * 32);
+            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128
+                         "%64, %65, add, 1, 1, 0, 0;\n}" : REFS64(scores) : "l"(a), "l"(b), "r"((int)(i > 0)));
+        } else {
+            const u32* w = held.words + 4 * (i + kHeldSteps - 8);
+            asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+                         : REFS64(scores) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
+        }
+    }
+    wgmma_commit();
+}
+
 template <bool kBf16>
 __device__ __forceinline__ void attend_queries(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const Share& share, char* shared,
@@ -199,13 +235,15 @@ __device__ __forceinline__ void attend_queries(
     auto release = [&](int operand, int t) {
         if (share.lane == 0) barrier_arrive(pipeline.used(operand, t));
     };
+    HeldQueries held;
+    held.load(own, share);
     float s[64], out[64] = {};
     u32 weights[32];
     Softmax softmax;
     if (paired && share.group == 1) named_arrive<256>(1);  // warpgroup 0 goes first
     ready(0, 0);
     wgmma_fence();
-    issue_scores(s, queries, pipeline.tile(0, 0));
+    issue_scores(s, queries, held, pipeline.tile(0, 0));
     wgmma_wait<0>();
     pin(s);
     release(0, 0);
@@ -217,8 +255,9 @@ __device__ __forceinline__ void attend_queries(
         ready(0, t);
         if (paired) named_sync<256>(1 + share.group);
         pin(s), pin(out), pin(weights);
+        if (kHeldSteps) pin(held.words);
         wgmma_fence();
-        issue_scores(s, queries, pipeline.tile(0, t));
+        issue_scores(s, queries, held, pipeline.tile(0, t));
         ready(1, t - 1);
         wgmma_fence();
         issue_values(out, weights, pipeline.tile(1, t - 1));
@@ -263,7 +302,7 @@ template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams&
         if (thread == 0) copy_tiles(p, tile, pipeline, seen);
     } else if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
-        turn_tiles(p, tile, pipeline, shared, seen, thread);
+        turn_tiles(p, tile, pipeline, seen, thread);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttendingRegisters));
         const Share share(tile, group, thread);

@@ -51,7 +51,7 @@ struct TurnedRow {
 struct HalfVector {
     float m[3], along[3];
     __device__ __forceinline__ HalfVector(float x, float y, float z) : m{x, y, z} {
-        const float factor = 2.f - 0.5f * (x * x + y * y + z * z);
+        const float factor = 4.f - 2.f * (x * x + y * y + z * z);
 #pragma unroll
         for (int i = 0; i < 3; ++i) along[i] = m[i] * factor;
     }

@@ -48,6 +48,15 @@ __device__ __forceinline__ u32 negate2(u32 a) {
     asm("neg.f16x2 %0, %1;" : "=r"(negated) : "r"(a));
     return negated;
 }
+// Within ±16384: a reflection's dot product and the sums of a turn stay finite. NaN stays NaN.
+__device__ __forceinline__ u32 bounded2(u32 a) {
+    constexpr u32 kMost = 0x74007400;
+    constexpr u32 kLeast = 0xf400f400;
+    u32 bounded;
+    asm("{.reg .b32 x; min.NaN.f16x2 x, %1, %2; max.NaN.f16x2 %0, x, %3;}"
+        : "=r"(bounded) : "r"(a), "r"(kMost), "r"(kLeast));
+    return bounded;
+}
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float exp2_fast(float x) {
     float power;
@@ -58,6 +67,15 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // ---- barriers and copies -------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ uint4 load_shared(u32 address) {
+    uint4 w;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "r"(address));
+    return w;
+}
+__device__ __forceinline__ void store_shared(u32 address, const uint4& w) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w));
+}
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -87,6 +105,13 @@ template <int kThreads> __device__ __forceinline__ void named_sync(int id) {
 template <int kThreads> __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
+
+// ---- a kernel and the one after it on the stream --------------------------------------------------------------------
+
+// The next kernel's blocks may start where multiprocessors are free, once every block of this one has come here.
+__device__ __forceinline__ void let_dependents_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+// What the kernel before wrote is there, and all of it has run.
+__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- tensor cores --------------------------------------------------------------------------------------------------
 

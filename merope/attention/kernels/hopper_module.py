@@ -26,6 +26,27 @@ SOURCES = (
 """In the order in which they are compiled as one text."""
 
 
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute; its value is a union of 64 bytes."""
+
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        *((f"{of}_{axis}", ctypes.c_uint) for of in ("grid", "block") for axis in "xyz"),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+STARTS_EARLY = LaunchAttribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
 class Tokens(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "token"))]
 
@@ -109,14 +130,21 @@ class Module:
         _check("loading the kernels", self._driver.cuModuleLoadData(ctypes.byref(self._handle), cubin))
 
     def launch(
-        self, name: str, grid: tuple[int, int, int], threads: int, shared: int, params: ctypes.Structure
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        params: ctypes.Structure,
+        early: bool = False,
     ) -> None:
+        """`early`: may start before the kernel before it on the stream has ended, and waits for it by itself."""
         if name not in self._functions:
             self._functions[name] = self._function(name, shared)
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(params), ctypes.c_void_p))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        shape = (*grid, threads, 1, 1, shared)
-        _check(name, self._driver.cuLaunchKernel(self._functions[name], *shape, stream, arguments, None))
+        stream = torch.cuda.current_stream().cuda_stream
+        config = LaunchConfig(*grid, threads, 1, 1, shared, stream, ctypes.pointer(STARTS_EARLY), int(early))
+        _check(name, self._driver.cuLaunchKernelEx(ctypes.byref(config), self._functions[name], arguments, None))
 
     def _function(self, name: str, shared: int) -> ctypes.c_void_p:
         function, most_shared = ctypes.c_void_p(), 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -1,6 +1,5 @@
 """A plan's tables as the Hopper kernels read them, and which plans fit."""
 
-import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -48,7 +47,7 @@ class HopperTables:
     query_native: Tensor  # float32 [T, Nq, 16, 2]
     key_rotation: Tensor  # float32 [T, Nk, 9], or [T, 0, 9]: with directions, not read
     key_native: Tensor  # float32 [T, Nk, 16, 2]
-    key_views: Tensor  # float16 [T, Vq, key tiles, 9 or 27, 128, 2]: √2·m of six anchors, 18 numbers per key, in pairs;
+    key_views: Tensor  # float16 [T, Vq, key tiles, 9 or 27, 128, 2]: m of six anchors, 18 numbers per key, in pairs;
     # then phasors of directions, pairs two by two, cosines then sines
     phasors: Tensor  # float16 [T, Vq, rows, 6, 2, 2]: pairs of translation two by two, cosines then sines
     key_camera: Tensor  # int32 [padded keys], row of `phasors`
@@ -197,7 +196,7 @@ def _half_vectors(plan: AttentionPlan, block: Block | None, samples: int) -> Ten
     else:
         w, x, y, _ = block.key.table[:, 0].detach().float().unbind(-1)
         m = torch.stack((y, -x, w), dim=-1).expand(samples, cameras, -1, -1, -1)
-    return (math.sqrt(2) * m).half().flatten(-2)
+    return m.half().flatten(-2)
 
 
 def _phasors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:

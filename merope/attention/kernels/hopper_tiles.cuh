@@ -17,7 +17,7 @@ struct AttendParams {
     const float* disparity;    // [tables, queries, 9]
     const float* rotation;     // [tables, queries, kOwnFloats]
     const float* native;       // [tables, queries, 16, 2]
-    const u32* key_views;      // half pairs [tables, cameras, padded keys / 128, kViewWords, 128]: sqrt(2) m of six
+    const u32* key_views;      // half pairs [tables, cameras, padded keys / 128, kViewWords, 128]: m of six
                                // anchors; with direction phases, then cosines and sines of their pairs, two by two
     const uint4* phasors;      // half pairs [tables, cameras, key cameras, 6, 2]: cosines, then sines of two pairs
     const int* key_camera;     // [padded keys]
@@ -75,17 +75,6 @@ struct Pipeline {
 __device__ __forceinline__ u32 parity(int t) { return t / kStages & 1; }
 
 // ---- tensor cores --------------------------------------------------------------------------------------------------
-// scores[64 queries, 128 keys] = queries keys^T; both in shared memory
-__device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, u32 keys) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {  // 16 channels at a time
-        const u64 a = descriptor(queries + i / 4 * (kQueryBytes / 2) + i % 4 * 32);
-        const u64 b = descriptor(keys + i / 4 * kHalfBytes + i % 4 * 32);
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128
-                     "%64, %65, add, 1, 1, 0, 0;\n}" : REFS64(scores) : "l"(a), "l"(b), "r"((int)(i > 0)));
-    }
-    wgmma_commit();
-}
 // out[64 queries, 128 channels] += weights values; weights in registers
 __device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weights)[32], u32 values) {
 #pragma unroll
@@ -118,10 +107,12 @@ struct KeyTurn {  // one key's operators
 };
 
 // MinRot is two half-turns, A(u) = (2 m m^T - I) diag(-1, -1, 1), m the half-vector of the optical axis and u. With z
-// negated beforehand (y = (x, y, -z)) it is y - n (n . y), n = sqrt(2) m. Two triplets at a time.
-__device__ __forceinline__ void reflect(u32& x, u32& y, u32& z, u32 nx, u32 ny, u32 nz) {
-    const u32 dot = negate2(fma2(nz, z, fma2(ny, y, mul2(nx, x))));
-    x = fma2(dot, nx, x), y = fma2(dot, ny, y), z = fma2(dot, nz, z);
+// negated beforehand (y = (x, y, -z)) it is y - 2 m (m . y). Two triplets at a time. Doubling is exact, and numbers of
+// m are at most 1: those of sqrt(2) m, without a doubling, are rounded twice as coarsely beyond 1.
+__device__ __forceinline__ void reflect(u32& x, u32& y, u32& z, u32 mx, u32 my, u32 mz) {
+    constexpr u32 kMinusTwo = 0xc000c000;
+    const u32 dot = mul2(kMinusTwo, fma2(mz, z, fma2(my, y, mul2(mx, x))));
+    x = fma2(dot, mx, x), y = fma2(dot, my, y), z = fma2(dot, mz, z);
 }
 __device__ __forceinline__ void turn_pairs(u32& x, u32& y, u32 cosines, u32 sines) {
     const u32 turned = fma2(cosines, x, negate2(mul2(sines, y)));
@@ -147,15 +138,16 @@ __device__ __forceinline__ void turn_chunks(uint4 (&w)[4], int first, const KeyT
         }
     }
 }
-__device__ __forceinline__ void turn_in_place(uint4* row, int swizzle, const KeyTurn& turn) {
+// `row`: address of its chunk 0, which the swizzle has moved; of chunk c, row ^ 16 c
+__device__ __forceinline__ void turn_in_place(u32 row, const KeyTurn& turn) {
 #pragma unroll
     for (int first = 0; first < 8; first += 4) {  // by halves: a whole row would not fit the registers
         uint4 w[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = row[first + i ^ swizzle];
+        for (int i = 0; i < 4; ++i) w[i] = load_shared(row ^ 16 * (first + i));
         turn_chunks(w, first, turn);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) row[first + i ^ swizzle] = w[i];
+        for (int i = 0; i < 4; ++i) store_shared(row ^ 16 * (first + i), w[i]);
     }
 }
 
@@ -170,20 +162,20 @@ struct DirectionTurn {  // one key's phases of directions
 #pragma unroll
         for (int i = 0; i < kDirectionWords; i += 2) turn_pairs(words[i], words[i + 1], phasors[i], phasors[i + 1]);
     }
-    __device__ __forceinline__ void turn_in_place(uint4* row, int swizzle) const {  // a key's half 1
-        u32 words[kDirectionWords];
-        uint2& last = *(uint2*)(row + (4 ^ swizzle));
+    __device__ __forceinline__ void turn_in_place(u32 row) const {  // a key's half 1
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const uint4 w = row[c ^ swizzle];
-            words[4 * c] = w.x, words[4 * c + 1] = w.y, words[4 * c + 2] = w.z, words[4 * c + 3] = w.w;
+        for (int first = 0; first < 6; first += 3) {  // chunk 4 to its middle, of chunk 5 nothing
+            uint4 w[3];
+#pragma unroll
+            for (int i = 0; i < 3 && first + i < 5; ++i) w[i] = load_shared(row ^ 16 * (first + i));
+#pragma unroll
+            for (int i = 0; i < 3 && first + i < 5; ++i) {
+                const u32* phasor = phasors + 4 * (first + i);
+                turn_pairs(w[i].x, w[i].y, phasor[0], phasor[1]);
+                if (first + i < 4) turn_pairs(w[i].z, w[i].w, phasor[2], phasor[3]);
+                store_shared(row ^ 16 * (first + i), w[i]);
+            }
         }
-        words[16] = last.x, words[17] = last.y;
-        turn(words);
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-            row[c ^ swizzle] = make_uint4(words[4 * c], words[4 * c + 1], words[4 * c + 2], words[4 * c + 3]);
-        last = make_uint2(words[16], words[17]);
     }
 };
 
@@ -210,6 +202,7 @@ __device__ __forceinline__ void copy_tiles(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen
 ) {
     const i64 half = (i64)p.padded_keys * 64, start = (i64)(tile.sample * p.heads + tile.head) * 2 * half;
+    wait_for_kernel_before();  // it packs what is copied here, and writes nothing else that is read in this kernel
     for (int t = 0; t < seen.count; ++t)
         for (int operand = 0; operand < 2; ++operand) {
             const u32 copied = pipeline.copied(operand, t), to = pipeline.tile(operand, t);
@@ -221,8 +214,13 @@ __device__ __forceinline__ void copy_tiles(
         }
 }
 
+__device__ __forceinline__ bool sees(const AttendParams& p, int camera, int key) {
+    const int4 keys = __ldg(p.seen + camera);
+    return key >= keys.x && key < keys.y || key >= keys.z && key < keys.w;
+}
+
 __device__ __forceinline__ void turn_tiles(
-    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, char* shared, const SeenTiles& seen, int thread
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
 ) {
     const i64 camera = tile.tables * p.cameras + tile.camera;
     const u32* view = p.key_views + camera * kViewWords * p.padded_keys + thread;
@@ -244,9 +242,12 @@ __device__ __forceinline__ void turn_tiles(
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
             barrier_wait(pipeline.copied(operand, t), parity(t));
-            uint4* row = (uint4*)(shared + (pipeline.tile(operand, t) - pipeline.base) + thread * 128);
-            turn_in_place(row, thread & 7, turn);
-            if (kPhases) directions.turn_in_place(row + kHalfBytes / 16, thread & 7);
+            const u32 row = pipeline.tile(operand, t) + thread * 128 + (thread & 7) * 16;
+            turn_in_place(row, turn);
+            if (kPhases) directions.turn_in_place(row + kHalfBytes);
+            // A value without a weight may be NaN, and 0 times NaN is NaN.
+            if (kVisible && operand && seen.is_edge(t) && !sees(p, tile.camera, seen.at(t) * kKeys + thread))
+                for (u32 c = 0; c < 8; ++c) store_shared(row ^ 16 * c, {}), store_shared(row + kHalfBytes ^ 16 * c, {});
             fence_async_proxy();  // waits for loads, too: none may be under way here
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
