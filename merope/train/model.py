@@ -315,6 +315,8 @@ def _export_one(
         branch.register_to_config(
             causal_block_frames=model.causal_block_frames, denoising_levels=denoising_levels(config)
         )
+        if config.model.trainable == "all":  # it is not for the base model that training began with
+            branch.register_to_config(base_model=config.branch.base_model)
         _fill(branch, weights)
         _cast(branch, dtype).save_pretrained(model.branch_folder(folder / "branch", name))
     if config.model.trainable != "all":

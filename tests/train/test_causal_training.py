@@ -191,7 +191,8 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path, trained: Path, bi
 def test_the_exported_folder_streams_with_its_blocks(tmp_path: Path, trained: Path, bidirectional: Path) -> None:
     pipe = CameraVideoPipeline.from_pretrained(trained / "trained")
     assert pipe.causal_block_frames == 3
-    load_branch(pipe.transformer, trained / "trained" / "branch")
+    branch = load_branch(pipe.transformer, trained / "trained" / "branch")
+    assert branch.config["base_model"] == ""  # not the folder that training began with: all weights changed
     pipe.set_progress_bar_config(disable=True)
     given = {"prefix": video(9), "cameras": curved_drive(9), "lens": LENS}
     stream = pipe.stream(**given, num_inference_steps=1, guidance_scale=1.0)
