@@ -19,7 +19,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
 
-SLOW_FIRST = ("tests", "bench", "train", "demo", "paper")
+SLOW_FIRST = ("tests", "bench", "train", "demo", "paper", "studio")
 """Folders whose tests take longest: begun first, so that no process waits for another at the end."""
 
 
