@@ -8,6 +8,9 @@ WIDE_BOUNDS := gradcheck or gradients_are_exact or gradients_reach_the_content o
 NO_NUMBERS := (refus and not right_or_refused) or geometry_is_finite or steer_the_clips or begins_with_the_frames \
 	or analyse_families or parameters_of_the_real_models
 
+# Bytecode of tests is kept: other processes, and `make test-strangers-cpu` after `make test`, need not compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo pictures test test-strangers-cpu test-gpu lint clean
 
 demo: $(STAMP)
