@@ -6,6 +6,7 @@ test_interpreted_kernels.py loads it. It reaches into Triton: what has another n
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -23,5 +24,19 @@ def check_no_sums_for_overflow() -> None:
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
+def keep_types_of_numbers() -> None:
+    """Triton writes its table of NumPy's types anew at every look into it."""
+    look_up, kept = interpreter._get_np_dtype, {}
+
+    def quick(of: tl.dtype) -> np.dtype:
+        name = of.scalar.name
+        if name not in kept:
+            kept[name] = look_up(of)
+        return kept[name]
+
+    interpreter._get_np_dtype = quick
+
+
 replace_the_language_once()
 check_no_sums_for_overflow()
+keep_types_of_numbers()
