@@ -21,7 +21,7 @@ def minrot(direction: Array) -> Array:
     e_z = np.array([0.0, 0.0, 1.0])
     if np.linalg.norm(e_z + direction) < 1e-6:
         return np.diag([-1.0, 1.0, -1.0])
-    v, c = np.cross(e_z, direction), float(e_z @ direction)
+    v, c = skew(e_z) @ direction, float(e_z @ direction)
     return np.eye(3) + skew(v) + skew(v) @ skew(v) / (1 + c)
 
 
@@ -58,7 +58,8 @@ def operator(
     r_ij = pose_i[:3, :3].T @ pose_j[:3, :3]  # Eq. 2
     displacement = pose_i[:3, :3].T @ (pose_j[:3, 3] - pose_i[:3, 3])
     a_query = minrot(ray_a)
-    disparity = [a_query.T @ minrot(u) for u in anchors(r_ij @ ray_b, displacement) for _ in range(n)]  # Eq. 10
+    to_anchors = [a_query.T @ minrot(u) for u in anchors(r_ij @ ray_b, displacement)]
+    disparity = [block for block in to_anchors for _ in range(n)]  # Eq. 10
     rotation = [a_query.T @ r_ij @ minrot(ray_b)] * m  # Eq. 6
     wavelengths = [0.5 * (200 / 0.5) ** (k / (frequencies - 1)) for k in range(frequencies)]  # Eq. 7
     translation = [rot(2 * math.pi / wave * displacement[c]) for c in range(3) for wave in wavelengths]  # Eq. 8

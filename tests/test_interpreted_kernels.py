@@ -21,8 +21,8 @@ CHECKS = (
 def test_kernels_under_the_interpreter() -> None:
     files = [str(TESTS / checks) for checks in CHECKS]
     root = TESTS.parent
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "pytest", *files, "-x", "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join((str(root), str(TESTS)))}
+    command = [sys.executable, "-m", "pytest", *files, "-x", "-p", "no:cacheprovider", "-p", "quick_interpreter"]
     run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "passed" in run.stdout

@@ -66,10 +66,14 @@ class Operator:
         """M x (or Mᵀ x) for every token, computed in float32 (float64 for float64 x), in the dtype of x."""
         matrices = self.matrices(torch.promote_types(x.dtype, torch.float32))
         matrices = matrices.mT if transpose else matrices
-        tuples = self._tuples(x, matrices.shape[-3], matrices.shape[-1])
+        if x.device.type == "cpu":
+            matrices, x = _tokens_side_by_side(matrices, 3), _tokens_side_by_side(x, -2)
+        tuples = self._tuples(x, matrices.shape[-3], matrices.shape[-1]).unsqueeze(-1).unbind(-2)
         columns = matrices.unsqueeze(-3).unbind(-1)  # s × [B, H, G, N, L, 1, s]
-        out = sum(column * tuples[..., i, None] for i, column in enumerate(columns))
-        return self._channels(out).to(x.dtype)  # type: ignore[arg-type]
+        out = columns[0] * tuples[0]
+        for column, numbers in zip(columns[1:], tuples[1:], strict=True):
+            out.addcmul_(column, numbers)
+        return self._channels(out).to(x.dtype)
 
     def _tuples(self, x: Tensor, count: int, size: int) -> Tensor:  # [..., L, n, s]
         if self.split_halves:
@@ -110,6 +114,11 @@ class Operator:
         """The same operator elsewhere or in another precision."""
         rows = None if self.rows is None else self.rows.to(device)
         return replace(self, table=self.table.to(device=device, dtype=dtype), rows=rows)
+
+
+def _tokens_side_by_side(x: Tensor, dim: int) -> Tensor:
+    """The same tensor, laid out so that a CPU works on rows of tokens instead of two or three channels at a time."""
+    return x.movedim(dim, -1).contiguous().movedim(-1, dim)
 
 
 def phasors(

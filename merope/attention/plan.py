@@ -276,4 +276,4 @@ def _dense(
     rows = torch.arange(one.table.shape[3], device=unit.device) if one.rows is None else one.rows
     one = replace(one, rows=rows[tokens])
     basis = unit[None, None, :, None, :].expand(1, 1, -1, len(rows[tokens]), -1)  # one unit vector per group
-    return one.apply(basis)[0, 0].permute(1, 2, 0)
+    return one.apply(basis)[0, 0].permute(1, 2, 0).contiguous()

@@ -136,7 +136,7 @@ def _expand(
     """Keys (or values) as the cameras of a chunk see them."""
 
     def key(block: Block, x: Tensor) -> Tensor:
-        return block.key.at(slice(None), slice(None), groups).of_keys(run).apply(x)
+        return block.key.at(slice(None), slice(None), groups).of_keys(run).apply(x[:, :, :1])  # all cameras' are alike
 
     seen = run.seen(shared, 3).expand(-1, -1, groups.stop - groups.start, -1, -1)
     expanded = _by_block(seen, tuple(block for block in plan.blocks if block.key.groups > 1), key)

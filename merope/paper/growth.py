@@ -7,6 +7,7 @@ the encoding's doing alone.
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -81,14 +82,20 @@ def attention_mass(
     plan = encoding(method).plan(straight_path(frames, length_m), grid)
     patches = grid[0] * grid[1]
     token = (frames - 1) * patches + patches // 2
-    generator = torch.Generator().manual_seed(0)
-    scene, q = torch.randn(2, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
-    k = torch.randn(HEADS, plan.key_tokens, plan.head_dim, dtype=torch.float64, generator=generator)
-    q, k = (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
+    q, k = _features_of_a_scene(plan.key_tokens, plan.head_dim)
     queries, k, _ = _as_attended(q[:, None].expand_as(k), k, k, plan)
     turned = torch.einsum("hi,bij->hbj", queries[:, token], plan.operators(token))
     weights = torch.softmax((turned * k).sum(-1) / math.sqrt(plan.head_dim), dim=-1)  # [HEADS, key tokens]
     return weights.unflatten(-1, (frames, patches)).sum(-1).mean(0)
+
+
+@lru_cache(maxsize=1)
+def _features_of_a_scene(tokens: int, dim: int) -> tuple[Tensor, Tensor]:  # [HEADS, dim], [HEADS, tokens, dim]
+    """A query and keys, the same for every method and drive. To draw them takes longer than to attend to them."""
+    generator = torch.Generator().manual_seed(0)
+    scene, q = torch.randn(2, HEADS, dim, dtype=torch.float64, generator=generator)
+    k = torch.randn(HEADS, tokens, dim, dtype=torch.float64, generator=generator)
+    return (scene + q) / math.sqrt(2), (scene[:, None] + k) / math.sqrt(2)
 
 
 def run(folder: Path) -> None:

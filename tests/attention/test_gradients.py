@@ -7,14 +7,14 @@ from scenes import PINHOLE, curved_drive, degenerate_cameras, random_poses, rand
 import merope
 from merope import Cameras, MeRoPE
 
-SMALL = MeRoPE(head_dim=32, partition=(6, 6, 12, 8), fractions=(0.3, 1.0), native_split=(4, 2, 2))
+SMALL = MeRoPE(head_dim=24, partition=(6, 6, 6, 6), fractions=(0.3, 1.0), native_split=(2, 2, 2))
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("extra", [0, 1])
 def test_gradcheck(backend: str, extra: int) -> None:
     plan = SMALL.plan(Cameras(random_poses(2), PINHOLE), (1, 1), extra_tokens=extra)
-    inputs = [x.requires_grad_() for x in random_qkv(1, 1, plan.query_tokens, 32)]
+    inputs = [x.requires_grad_() for x in random_qkv(1, 1, plan.query_tokens, plan.head_dim)]
     assert torch.autograd.gradcheck(lambda q, k, v: merope.attend(q, k, v, plan, backend=backend), inputs)
 
 

@@ -123,6 +123,7 @@ def test_budget_holds_for_logits_only_with_tokens_without_a_camera() -> None:
     assert peak - q.nbytes < 16 * MIB
 
 
+@measures_memory
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("heads", [3, 7, 16])
 @pytest.mark.parametrize("budget_mib", [2, 8])

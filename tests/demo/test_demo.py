@@ -24,6 +24,7 @@ from merope.train.config import TrainConfig
 from merope.train.model import build_model, export
 from merope.train.toml_config import read_config
 from merope.world.clips import WorldClips
+from merope.world.clips_file import read_clips, write_clips
 from merope.world.commanded import MANOEUVRES, WorldTest, clips_of_world
 from tests.evaluate.test_report_browser import browser, select  # noqa: F401
 
@@ -292,9 +293,12 @@ def test_the_shipped_model_is_that_of_its_config() -> None:
     assert [file for file in SHIPPED_MODEL.rglob("*.json") if "_name_or_path" in file.read_text()] == []
 
 
-def test_the_shipped_model_turns_where_it_is_told() -> None:
-    """Two denoising steps are enough to see it: left is not right, and each is nearest to its own command."""
-    config = DemoConfig(out=Path(), steps=2)
+def test_the_shipped_model_turns_where_it_is_told(tmp_path: Path) -> None:
+    """Half a clip and two denoising steps are enough to see it: each turn is nearest to its own command."""
+    folder = tmp_path / "model"
+    shutil.copytree(SHIPPED_MODEL, folder)
+    write_clips(folder, replace(read_clips(SHIPPED_MODEL)[0], frames=25), steps=2)
+    config = DemoConfig(out=Path(), model=folder)
     pipeline = loaded(config.model, CPU)
     clips = clips_of_world(WorldTest().paths(config.clips, config.world_seed), config.clips, config.world_seed, CPU)
     turns = [clip for clip in clips if clip.manoeuvre != "original"]

@@ -94,7 +94,7 @@ def orthogonality_defect(plan: merope.AttentionPlan) -> float:
 @pytest.mark.parametrize("anchor_frame", ["minrot", "transport"])
 @pytest.mark.parametrize("name", degenerate_cameras())
 def test_orthogonal_in_degenerate_geometry(name: str, anchor_frame: str) -> None:
-    plan = MeRoPE(anchor_frame=anchor_frame).plan(degenerate_cameras()[name], (3, 5))
+    plan = MeRoPE(anchor_frame=anchor_frame).plan(degenerate_cameras()[name], (3, 3))
     assert orthogonality_defect(plan) < 1e-12
 
 
@@ -106,7 +106,7 @@ def test_orthogonal_in_degenerate_geometry(name: str, anchor_frame: str) -> None
 )
 def test_orthogonal_for_any_cameras(seed: int, exponent: float, anchor_frame: str, fisheye: bool) -> None:
     poses = random_poses(3, seed=seed, spread_m=10**exponent)
-    plan = MeRoPE(anchor_frame=anchor_frame).plan(Cameras(poses, FISHEYE if fisheye else PINHOLE), (3, 3))
+    plan = MeRoPE(anchor_frame=anchor_frame).plan(Cameras(poses, FISHEYE if fisheye else PINHOLE), (1, 3))
     assert orthogonality_defect(plan) < 1e-12
 
 
