@@ -1,13 +1,15 @@
 """A stream of many blocks: does its memory stay flat, do its blocks stay as fast, and where does the time go?
 
     python benchmarks/stream.py [--blocks 2000] [--out benchmarks/results/stream-cpu.json]
-    python benchmarks/stream.py --model FOLDER --blocks 20 --steps 4 [--device cuda]
+    python benchmarks/stream.py --model FOLDER --blocks 20 --steps 4 [--device cuda --precision bf16]
 
 Without a model: a tiny random Wan with a VAE and a MeRoPE branch, one denoising step for each block, so that thousands
 of blocks pass in minutes. With one: a folder that `CameraVideoPipeline.from_pretrained` reads, its branch in `branch/`
-and its sizes in `clips.json`. Every row is a tenth of the stream: milliseconds for a block (on the clock, and of CPU
-time, which other work on the machine does not lengthen), its shares (transformer: without what cameras take), what
-process and cache hold.
+and its sizes in `clips.json`.
+
+First the frames per second are taken, with a full window. Then every row is a tenth of the stream: milliseconds for a
+block (on the clock, and of CPU time, which other work on the machine does not lengthen), its shares (transformer:
+without what cameras take), what process and cache hold. Reading the shares slows a GPU down.
 
 At the end the time from the cameras of a block to its first frames is measured: those of a latent frame come as soon as
 they are decoded. Then one more block is driven, and driven again from the same cache with another count of forgotten
@@ -37,7 +39,8 @@ from merope.generate.frame_coding import streamed_vae_dtype
 from merope.generate.stream import CameraStream
 from merope.train.provenance import commit, device_name
 
-ROWS = 10
+ROWS, UNTIMED_BLOCKS = 10, 6
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 METRES_PER_FRAME, YAW_PER_FRAME_RAD = 0.8, 0.004
 
 
@@ -59,11 +62,10 @@ def tiny_pipeline() -> CameraVideoPipeline:
     return CameraVideoPipeline(None, None, vae, FlowMatchEulerDiscreteScheduler(shift=3.0), transformer)
 
 
-def read_pipeline(folder: Path, device: str) -> tuple[CameraVideoPipeline, int, int]:
+def read_pipeline(folder: Path, device: str, dtype: torch.dtype) -> tuple[CameraVideoPipeline, int, int]:
     """A model with its branch, and the height and width of its frames."""
-    precision = {"default": torch.float32, "vae": streamed_vae_dtype(device)}
-    pipe = CameraVideoPipeline.from_pretrained(folder, dtype=precision)
-    merope.load_branch(pipe.transformer, folder / "branch")
+    pipe = CameraVideoPipeline.from_pretrained(folder, dtype={"default": dtype, "vae": streamed_vae_dtype(device)})
+    merope.load_branch(pipe.transformer, folder / "branch").to(dtype)
     clips = json.loads((folder / "clips.json").read_text())
     return pipe.to(device), clips["height"], clips["width"]
 
@@ -134,6 +136,14 @@ def drive(stream: CameraStream, blocks: int, lens: Pinhole) -> list[dict[str, fl
     return rows
 
 
+def frames_per_second(stream: CameraStream, blocks: int, lens: Pinhole) -> float:
+    """Without a stopwatch inside: to read it, a GPU must be waited for many times in a block."""
+    start, frames = now(), 0
+    for _ in range(blocks):
+        frames += len(stream.drive(Cameras(driving_poses(stream.frames, stream.block_frames), lens)))
+    return round(frames / (now() - start), 2)
+
+
 def ms_to_first_frames(stream: CameraStream) -> float:
     """From the cameras of a block to its first frames."""
     shown, start = list[float](), now()
@@ -178,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="a stream of many blocks")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=tuple(DTYPES), default="fp32", help="of the transformer (%(default)s)")
     parser.add_argument("--blocks", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--window", type=int, default=12)
@@ -187,13 +198,15 @@ def main() -> None:
     options = parser.parse_args()
     pipe, height, width = tiny_pipeline(), 32, 64
     if options.model is not None:
-        pipe, height, width = read_pipeline(options.model, options.device)
+        pipe, height, width = read_pipeline(options.model, options.device, DTYPES[options.precision])
     pipe.set_progress_bar_config(disable=True)
     lens = Pinhole(0.7 * width, 0.7 * width, width / 2, height / 2, width, height)
     sizes = {"height": height, "width": width, "window": options.window, "sink": options.sink}
     stream = pipe.stream(lens=lens, **sizes, num_inference_steps=options.steps, guidance_scale=1.0)
+    frames_per_second(stream, UNTIMED_BLOCKS, lens)  # until the window is full
+    checks: dict[str, Any] = {"fps": frames_per_second(stream, max(1, options.blocks // ROWS), lens)}
     rows = drive(stream, options.blocks, lens)
-    checks: dict[str, Any] = {"ms_to_first_frames": ms_to_first_frames(stream)}
+    checks["ms_to_first_frames"] = ms_to_first_frames(stream)
     checks["forgotten_frames_leave_no_trace"] = forgets(stream)
     if options.compare:
         checks["keeping"] = compare_keeping(stream, options.compare)
@@ -201,7 +214,8 @@ def main() -> None:
     if options.out is not None:
         device = device_name(torch.device(options.device))
         machine = {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}
-        about = {"steps": options.steps, **sizes, "model": "tiny" if options.model is None else options.model.name}
+        about = {"steps": options.steps, "precision": options.precision, **sizes}
+        about["model"] = "tiny" if options.model is None else options.model.name
         report = {"machine": {**machine, "commit": commit()}, "stream": {**about, **checks}, "rows": rows}
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
