@@ -20,10 +20,11 @@ from merope.train import checkpoint, parallel
 from merope.train.build import build_stream
 from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
+from merope.train.export import export
 from merope.train.few_steps import few_step_losses
 from merope.train.latent_pool import PooledStream
 from merope.train.log import TrainingLog, stall_notice
-from merope.train.model import Model, build_model, export
+from merope.train.model import Model, build_model
 from merope.train.objective import VALIDATION, add_noise, clip_generator, loss_per_clip
 from merope.train.optimisers import (
     begin_step,

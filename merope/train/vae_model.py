@@ -15,7 +15,7 @@ from merope.errors import invalid
 from merope.formats.video import as_bytes, write_image
 from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
 from merope.train.clip_pool import ClipPool
-from merope.train.model import SHARD
+from merope.train.export import SHARD
 from merope.train.pretrained import forget_origin
 from merope.train.vae_config import VaeTrainConfig
 

@@ -21,7 +21,8 @@ from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_image, read_video
 from merope.geometry.lenses import UnifiedCamera
 from merope.train.config import TrainConfig
-from merope.train.model import build_model, export
+from merope.train.export import export
+from merope.train.model import build_model
 from merope.train.toml_config import read_config
 from merope.world.clips import WorldClips
 from merope.world.clips_file import read_clips, write_clips
