@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from merope.bench.scores import COLMAP_ROWS
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.pictures import enlarged
 from merope.draw.progress import ProgressLine
+from merope.evaluate.seen_before import seen_before
 from merope.evaluate.workers import pool_or_this_process
 from merope.evaluate.world_scores import colmap_score, psnr_db, score_clip
 from merope.formats.video import as_bytes
@@ -51,6 +53,7 @@ from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, cl
 CPU = torch.device("cpu")
 FILE_BYTES = 15_000_000
 KINDS = ("generated", "true", "vae")
+SHARES_PERCENT = (0, 5, 10, 20, 40, 60, 80, 101)
 
 Row = dict[str, Any]
 
@@ -147,7 +150,10 @@ def measured(trial: Trial, kind: str, clip: CommandedClip, latents: Tensor | Non
         video = as_bytes((pipeline.decode_latents(latents[None].float())[0].movedim(0, -1) + 1.0) / 2.0)
         row = {"psnr_db": psnr_db(video[prefix:], clip.true[prefix:])}
     if kind == "generated":
-        row |= score_clip(clip, video, prefix).metrics.as_dict()
+        found = score_clip(clip, video, prefix)
+        shares = seen_before(clip.seen, clip.cameras, prefix)[prefix:]
+        row |= found.metrics.as_dict() | {"lost_frames": (~found.valid).nonzero().flatten().tolist()}
+        row["seen_before_percent"] = [round(100 * share) for share in shares.tolist()]  # of every generated frame
     row |= {"frames": len(video), "colmap": stranger(video, clip)}
     return row | {"kind": kind, "clip": clip.name, "s": round(time.perf_counter() - began_s, 1)}
 
@@ -225,10 +231,26 @@ def means(rows: Sequence[Row], prefix_frames: int) -> Row:
         for name in ("rot_deg", "metric_tr_percent"):
             result[name] = statistics.mean(row[name] for row in found) if found else None
         result["frames_without_pose"] = sum(row["frames"] - row["valid_frames"] for row in rows)
+        if "seen_before_percent" in rows[0]:
+            result |= lost_by_share(rows, prefix_frames)
     registered = [row["colmap"]["registered"] for row in rows]
     result["colmap_registered_percent"] = 100.0 * sum(registered) / frames
     result["colmap_whole_clips"] = sum(row["frames"] == count for row, count in zip(rows, registered, strict=True))
     return result
+
+
+def lost_by_share(rows: Sequence[Row], prefix_frames: int) -> Row:
+    """Frames, and those without a pose, by the share of their surface that the given frames had shown, in percent."""
+    shares = [
+        (share, frame in row["lost_frames"])
+        for row in rows
+        for frame, share in enumerate(row["seen_before_percent"], prefix_frames)
+    ]
+    table = {}
+    for low, high in pairwise(SHARES_PERCENT):
+        lost = [is_lost for share, is_lost in shares if low <= share < high]
+        table[f"{low}-{min(high, 100)}"] = {"frames": len(lost), "without_pose": sum(lost)}
+    return {"by_percent_seen_before": table}
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ def matched(
     depth = anchors.depth_m[k].double()
     possible = torch.zeros_like(anchors.valid[k])
     possible[STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE] = True
-    possible &= anchors.valid[k] & _is_smooth(depth) & torch.from_numpy(textured(expected))
+    possible &= anchors.valid[k] & smooth_depth(depth) & torch.from_numpy(textured(expected))
     row, column = (possible & torch.from_numpy(believed)).nonzero().unbind(-1)
     target = torch.stack((column, row), dim=-1) + 0.5 + torch.from_numpy(motion)[row, column].double()
     rays, seen = lens.unproject(target * target.new_tensor([lens.width / width, lens.height / height]))
@@ -129,7 +129,7 @@ def matched(
     return RayPairs(points[seen], rays[seen], float((right - left).norm())), int(possible.sum())
 
 
-def _is_smooth(depth_m: Tensor) -> Tensor:  # [H, W] -> bool [H, W]
+def smooth_depth(depth_m: Tensor) -> Tensor:  # [H, W] -> bool [H, W]
     """Where depth is finite and its inverse, which is linear on planes, hardly changes from pixel to pixel."""
     finite = depth_m.isfinite()
     nearness = torch.where(finite, 1.0 / depth_m, 0.0)[None, None]

@@ -1,0 +1,67 @@
+"""Which part of what a frame should show was to be seen in the frames that a model was given.
+
+What no given frame shows, or only from afar, a model has to invent. An estimator that compares with the true world then
+finds no pose, however well the model follows.
+"""
+
+import torch
+from torch import Tensor
+
+from merope.evaluate.estimators.dense_flow import grey, textured
+from merope.evaluate.estimators.render_anchored import STRIDE, smooth_depth
+from merope.geometry.cameras import Cameras
+from merope.geometry.lens_batches import picked
+from merope.geometry.poses import inverse
+from merope.geometry.rays import patch_rays
+from merope.world.render import Render
+
+SAME_SURFACE = 0.05  # of the distance: nearer than that to what the given frame shows, a point is what it shows
+FARTHEST = 2.0  # times as far away as in the frame itself, so at least half as large
+
+
+def seen_before(
+    renders: Render,  # of all frames of one clip
+    cameras: Cameras,  # [T]
+    given: int,  # first frames, of which any may show a point
+) -> Tensor:  # float64 [T]
+    """For every frame the share of its textured surface that some given frame shows, at least half as large.
+
+    It is 1 for a frame without such surface.
+    """
+    shares = torch.ones(cameras.count, dtype=torch.float64)
+    for t in range(cameras.count):
+        points, own_m = _surface_points(renders, cameras, t)
+        seen = torch.zeros(len(points), dtype=torch.bool)
+        for g in range(given):
+            seen |= _is_shown(points, FARTHEST * own_m, renders, cameras, g)
+        if len(points):
+            shares[t] = seen.double().mean()
+    return shares
+
+
+def _surface_points(renders: Render, cameras: Cameras, t: int) -> tuple[Tensor, Tensor]:  # float64 [P, 3], [P]
+    """Points of a frame that the render-anchored estimator could pair, in the world, and their distances."""
+    image, depth = renders.image[t], renders.depth_m[t].double()
+    height, width = depth.shape
+    is_taken = torch.zeros_like(renders.valid[t])
+    is_taken[STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE] = True
+    is_textured = torch.from_numpy(textured(grey((255.0 * image).round().to(torch.uint8))))
+    row, column = (is_taken & renders.valid[t] & smooth_depth(depth) & is_textured).nonzero().unbind(-1)
+    rays = patch_rays(picked(cameras.lens, torch.tensor(t)), (height, width))[0].unflatten(0, (height, width))
+    pose = cameras.world_from_camera[t].double()
+    own_m = depth[row, column]
+    return own_m[:, None] * rays[row, column].double() @ pose[:3, :3].T + pose[:3, 3], own_m
+
+
+def _is_shown(points: Tensor, farthest_m: Tensor, renders: Render, cameras: Cameras, g: int) -> Tensor:  # bool [P]
+    """Whether a frame shows points of the world [P, 3] no farther than that, and not something before them."""
+    camera_from_world = inverse(cameras.world_from_camera[g].double())
+    local = points @ camera_from_world[:3, :3].T + camera_from_world[:3, 3]
+    lens, (height, width) = picked(cameras.lens, torch.tensor(g)), renders.depth_m[g].shape
+    pixels, is_inside = lens.project(local)
+    column = (pixels[:, 0] * width / lens.width).floor().nan_to_num(-1.0).long()
+    row = (pixels[:, 1] * height / lens.height).floor().nan_to_num(-1.0).long()
+    is_inside = is_inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    shown_m = renders.depth_m[g][row.clamp(0, height - 1), column.clamp(0, width - 1)].double()
+    distance_m = local.norm(dim=-1)
+    return is_inside & (distance_m <= farthest_m) & ((shown_m - distance_m).abs() < SAME_SURFACE * distance_m)

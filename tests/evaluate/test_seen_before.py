@@ -1,0 +1,48 @@
+"""What the given frames had shown of a later frame's surfaces."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from merope.evaluate.seen_before import seen_before
+from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Pinhole
+from merope.geometry.trajectories import turn_by
+from merope.world.render import render
+from merope.world.scene import World
+
+LENS, SIZE, GIVEN = Pinhole(90.0, 90.0, 64.0, 36.0, 128, 72), (72, 128), 2
+
+
+def shares(path: Tensor) -> list[float]:
+    """Of a path through a street in which nothing stands in the way."""
+    cameras = Cameras(path, LENS)
+    world = World(100_004).cleared(path[None])
+    return seen_before(render(world, cameras, *SIZE), cameras, GIVEN).tolist()
+
+
+def ahead(metres: list[float]) -> Tensor:  # [T, 4, 4]
+    path = torch.eye(4, dtype=torch.float64).repeat(len(metres), 1, 1)
+    path[:, 2, 3] = torch.tensor(metres, dtype=torch.float64)
+    return path
+
+
+def test_who_stands_still_sees_what_was_given() -> None:
+    assert min(shares(ahead([0.0] * 4))) > 0.99
+
+
+def test_who_turns_away_sees_nothing_of_it() -> None:
+    path = turn_by(ahead([0.0] * 5), math.radians(120.0), GIVEN)
+    found = shares(path)
+    assert found[0] > 0.99
+    assert found[-1] == 0.0
+    assert sorted(found, reverse=True) == pytest.approx(found)
+
+
+def test_what_was_far_away_was_not_seen_well() -> None:
+    """Whoever goes ahead sees nothing that was hidden, but the road before the wheels was small in the given frames."""
+    near, far = shares(ahead([0.0, 0.0, 0.5]))[-1], shares(ahead([0.0, 0.0, 12.0]))[-1]
+    assert near > 0.9
+    assert far < 0.6
