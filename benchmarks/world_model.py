@@ -1,7 +1,7 @@
 """How well a model follows commanded paths in unseen worlds, and what a stranger can make of its pictures.
 
     python benchmarks/world_model.py [--model FOLDER] [--worlds 24] [--steps N]
-        [--out benchmarks/results/world-model.json]
+        [--kinds generated] [--out benchmarks/results/world-model.json]
 
 Three paths in each of some worlds that no model was trained on. Two rulers measure every generated clip:
 
@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes that score (2)")
     parser.add_argument("--work", type=Path, default=Path("outputs/world-model-test"), help="for latents and rows")
     parser.add_argument("--only", choices=("generate", "renders", "score"), help="one stage (all)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of clips that are scored (all that the model has)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-model.json"))
     options = parser.parse_args()
     trial = Trial(options.model, options.work, options.worlds, options.steps or read_clips(options.model)[1])
@@ -270,8 +271,9 @@ def main() -> None:
         score(trial, [kind for kind in trial.about_kind if kind != "generated"], options.workers)
     if options.only in ("generate", "renders"):
         return
-    rows = score(trial, list(trial.about_kind), options.workers)
-    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in trial.about_kind}
+    kinds = [kind for kind in trial.about_kind if kind in (options.kinds or KINDS)]
+    rows = score(trial, kinds, options.workers)
+    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in kinds}
     summary = {kind: means(own, trial.clips.prefix_frames) for kind, own in by_kind.items()}
     where = [about_videos(file) for file in sorted(trial.work.glob("latents-*.safetensors"))]
     about = trial.about | {"generated_on": sorted({one["generated_on"] for one in where}), "steps": trial.steps}

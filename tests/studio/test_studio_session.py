@@ -97,9 +97,9 @@ def draw_and_generate(person: Person, saves: Path) -> None:
 
 
 def drop_a_pose_file(person: Person) -> None:
-    lines = [f"{k / 16} 0 0 {0.5 * k} 0 0 0 1" for k in range(29)]
+    lines = [f"{k / 16} 0 0 {0.5 * k} 0 0 0 1" for k in range(33)]
     person.drop("drive.tum", "\n".join(lines))
-    person.until(lambda: person.read("traced") == "drive.tum: 14.0 m in 1.75 s.")
+    person.until(lambda: person.read("traced") == "drive.tum: 16.0 m in 2.00 s.")
     assert person.driver.find_elements(By.CSS_SELECTOR, "#points tr") == []
     assert person.find("generate").is_enabled()
 
