@@ -16,7 +16,7 @@ from merope.geometry.rays import patch_rays
 from merope.world.render import Render
 
 SAME_SURFACE = 0.05  # of the distance: nearer than that to what the given frame shows, a point is what it shows
-FARTHEST = 2.0  # times as far away as in the frame itself, so at least half as large
+FARTHEST = 2.0  # times as far away as in the frame itself, so at least half as large: grass seen from afar tells little
 
 
 def seen_before(
