@@ -172,16 +172,34 @@ def commit(
     """
     reading = block.reading(cache, keep=True)
     timestep = torch.full((latents.shape[0],), TIMESTEPS * noise_level, device=latents.device)
-    transformer(
+    block_pass(transformer, reading, latents, timestep, text, **options)
+    return finished_block(cache, block, reading.reader, latents)
+
+
+def block_pass(
+    transformer: WanTransformer3DModel,
+    block: BlockCondition,
+    latents: Tensor,  # [B, C, block, h, w]
+    timestep: Tensor,  # [B]
+    text: Tensor,  # [B, L, text_dim]
+    **options: Any,
+) -> Tensor:  # [B, C, block, h, w]
+    """What a transformer predicts for a block that was made ready; in its own precision."""
+    predicted: Tensor = transformer(
         hidden_states=latents.to(transformer.dtype),
         timestep=timestep,
         encoder_hidden_states=text,
-        attention_kwargs={PAST: reading},
+        attention_kwargs={PAST: block},
         return_dict=False,
         **options,
-    )
+    )[0]
+    return predicted
+
+
+def finished_block(cache: KeyCache, block: BlockCondition, reader: KeyReader, latents: Tensor) -> KeyCache:
+    """The cache with a block whose keys a reader kept in a pass over its finished latents [B, C, block, h, w]."""
     given = None if block.given is None else block.given.to(latents.device)
-    return cache.after(reading.reader.kept(latents.shape[2], given))
+    return cache.after(reader.kept(latents.shape[2], given))
 
 
 def recalling(

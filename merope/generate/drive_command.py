@@ -60,6 +60,7 @@ def drive(
             num_inference_steps=clip.steps,
             guidance_scale=text_guidance(clip, outline.has_text),
             seed=clip.seed,
+            cuda_graphs=_is_better_recorded(pipe),
         )
         folder.begin(stream, route.path, route.prefix, clip.fps, command)
         _drive_on(stream, folder, folder.path(), clip.has_branch, time.perf_counter() - began_s)
@@ -78,7 +79,8 @@ def resume(clip: GenerateConfig) -> DriveFolder:
             return folder
         checked_model(clip, path)
         began_s = time.perf_counter()
-        stream = _quiet_pipeline(clip).resume_stream(folder.folder)
+        pipe = _quiet_pipeline(clip)
+        stream = pipe.resume_stream(folder.folder, cuda_graphs=_is_better_recorded(pipe))
         _drive_on(stream, folder, path, clip.has_branch, time.perf_counter() - began_s)
     return folder
 
@@ -91,6 +93,12 @@ def _quiet_pipeline(clip: GenerateConfig) -> "CameraVideoPipeline":
         pipe = load_pipeline(clip, streamed_vae_dtype(clip.run_device))
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _is_better_recorded(pipe: "CameraVideoPipeline") -> bool:
+    from merope.adapters.recorded_passes import is_bound_by_launches
+
+    return is_bound_by_launches(pipe.transformer)
 
 
 def block_frames(clip: GenerateConfig) -> int:

@@ -13,20 +13,22 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from merope.adapters.attachment import attached_branch
-from merope.adapters.causal_wan import BlockCondition, attach_causal, commit, ready_block, recalling
+from merope.adapters.causal_wan import BlockCondition, attach_causal, ready_block, recalling
 from merope.adapters.history import HistoryReferences
 from merope.adapters.key_cache import KeyCache
+from merope.adapters.recorded_passes import Passes, RecordedPasses
 from merope.errors import invalid
+from merope.generate.block_noise import OF_THE_BLOCK, OF_THE_PAST, block_noise
 from merope.generate.conditions import Frames, check_finite, prefix_tensor
 from merope.generate.history_frames import check_history
 from merope.generate.recall import PastBlock, views_of_place, with_block
 from merope.generate.stream_checks import (
+    check_graphs,
     check_models,
     check_prefix_blocks,
     check_recall,
@@ -45,9 +47,6 @@ if TYPE_CHECKING:
 BLOCK_FRAMES = 3
 """Latent frames of a block of a model that does not say with which it was trained."""
 
-OF_THE_BLOCK, OF_THE_PAST = 0, 1
-"""What noise is for: the beginning of a block, or a cover of it when it is finished."""
-
 STEPS = 50
 """Denoising steps of a model that does not say for how many it was trained."""
 
@@ -60,10 +59,18 @@ class CameraStream:
     """
 
     def __init__(
-        self, pipe: "CameraVideoPipeline", settings: StreamSettings, lens: Lens | None, state: StreamState
+        self,
+        pipe: "CameraVideoPipeline",
+        settings: StreamSettings,
+        lens: Lens | None,
+        state: StreamState,
+        cuda_graphs: bool = False,
     ) -> None:
+        check_graphs(cuda_graphs, pipe)
         self.pipe, self.settings, self.lens = pipe, settings, lens
         self._state = state
+        kind = RecordedPasses if cuda_graphs else Passes
+        self._passes = [kind(pipe.transformer) for _ in state.texts]
         self._before: StreamState | None = None
 
     @property
@@ -230,16 +237,9 @@ class CameraStream:
         self, state: StreamState, timestep: Tensor, latents: Tensor, blocks: tuple[BlockCondition, ...]
     ) -> Tensor:  # [1, C, block, h, w]
         """Guided by text if the scale asks for it: each text has a cache of its own."""
-        transformer = self.pipe.transformer
         predicted = [
-            transformer(
-                hidden_states=latents.to(transformer.dtype),
-                timestep=timestep.expand(1),
-                encoder_hidden_states=text,
-                attention_kwargs={"past": block},
-                return_dict=False,
-            )[0].to(latents.dtype)
-            for block, text in zip(blocks, state.texts, strict=True)
+            passes.velocity(block, latents, timestep.expand(1), text).to(latents.dtype)
+            for passes, block, text in zip(self._passes, blocks, state.texts, strict=True)
         ]
         if len(predicted) == 1:
             return predicted[0]
@@ -258,8 +258,8 @@ class CameraStream:
         frames, vae_past = self.pipe.decode_block_frames(latents, state.vae_past, on_frames)
         seen = torch.lerp(latents, self._noise(OF_THE_PAST), past_noise) if past_noise else latents
         caches = tuple(
-            commit(self.pipe.transformer, cache, block, seen, text, past_noise)
-            for cache, block, text in zip(state.caches, blocks, state.texts, strict=True)
+            passes.commit(cache, block, seen, text, past_noise)
+            for passes, cache, block, text in zip(self._passes, state.caches, blocks, state.texts, strict=True)
         )
         past, cameras = state.past, blocks[0].given
         if self.settings.remember and cameras is not None:
@@ -289,6 +289,7 @@ def open_stream(
     prompt_embeds: Tensor | None = None,  # [1, L, text_dim]
     negative_prompt_embeds: Tensor | None = None,  # [1, L, text_dim]
     max_sequence_length: int = 512,
+    cuda_graphs: bool = False,
 ) -> CameraStream:
     """A stream of one video, ready for `drive`.
 
@@ -302,6 +303,8 @@ def open_stream(
     past_noise: level of noise that covers every finished block before later blocks see it. It hides faults, so that
         they do not grow from block to block, and details. For models trained with `objective.past_noise`.
     height, width: those of the prefix, or else 288 × 512.
+    cuda_graphs: record the launches of a pass once the window is full, and replay them. For small models, whose passes
+        are bound by their launches; it takes the memory of the cache once more.
 
     The model becomes causal (`merope.attach_causal`); its other calls stay what they are.
     """
@@ -324,24 +327,22 @@ def open_stream(
     pipe._guidance_scale = guidance_scale  # which decides what is embedded
     embedded = pipe._embedded(text, 1, max_sequence_length)
     texts = _texts(embedded)
-    stream = CameraStream(pipe, settings, lens, StreamState(tuple(KeyCache(window, sink, block) for _ in texts), texts))
+    state = StreamState(tuple(KeyCache(window, sink, block) for _ in texts), texts)
+    stream = CameraStream(pipe, settings, lens, state, cuda_graphs)
     if clean is not None:
         stream._begin(clean, cameras)
     return stream
 
 
-def resume_stream(pipe: "CameraVideoPipeline", folder: str | PathLike[str]) -> CameraStream:
-    """The stream that `stream.save(folder)` wrote; it goes on exactly, with the same model and scheduler."""
+def resume_stream(pipe: "CameraVideoPipeline", folder: str | PathLike[str], cuda_graphs: bool = False) -> CameraStream:
+    """The stream that `stream.save(folder)` wrote; it goes on exactly, with the same model and scheduler.
+
+    cuda_graphs: as in `open_stream`.
+    """
     check_models(pipe)
     settings, lens, state = read_stream(Path(folder), pipe)
     attach_causal(pipe.transformer)
-    return CameraStream(pipe, settings, lens, state)
-
-
-def block_noise(seed: int, number: int, shape: tuple[int, ...], use: int = OF_THE_BLOCK) -> Tensor:  # float32
-    """The noise of a block, whatever was driven before it."""
-    state = np.random.SeedSequence((seed, number, use)).generate_state(1, np.uint64)[0]
-    return torch.randn(shape, generator=torch.Generator().manual_seed(int(state >> 1)))
+    return CameraStream(pipe, settings, lens, state, cuda_graphs)
 
 
 def _texts(embedded: Embeddings) -> tuple[Tensor, ...]:

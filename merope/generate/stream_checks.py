@@ -34,6 +34,16 @@ def check_models(pipe: "CameraVideoPipeline") -> None:
         raise invalid("transformer", "without a cache of diffusers, which leaves blocks out", "one with it", fix)
 
 
+def check_graphs(cuda_graphs: bool, pipe: "CameraVideoPipeline") -> None:
+    """Refuse to record what does not run on a CUDA GPU, or is compiled, which records by itself."""
+    device = pipe._execution_device
+    if cuda_graphs and device.type != "cuda":
+        raise invalid("cuda_graphs", "False on this device", f"True on {device}", "move the pipeline to a GPU first")
+    if cuda_graphs and hasattr(pipe.transformer, "_orig_mod"):
+        fix = 'leave it out, or compile with mode="reduce-overhead"'
+        raise invalid("cuda_graphs", "False for a compiled transformer", "True", fix)
+
+
 def check_settings(pipe: "CameraVideoPipeline", settings: "StreamSettings", text: Text) -> None:
     """Refuse sizes, steps and text that the pipeline's own call would refuse."""
     pipe.strides.check(settings.height, settings.width, 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merope.adapters.recorded_passes import is_bound_by_launches
 from merope.demo.drive import SHIPPED_MODEL
 from merope.errors import invalid
 from merope.formats.video import as_bytes
@@ -133,6 +134,7 @@ class StudioModel:
             num_inference_steps=sampling.steps,
             guidance_scale=self.guidance,
             seed=self.seed,
+            cuda_graphs=is_bound_by_launches(self.pipe.transformer),
         )
 
     def clip(

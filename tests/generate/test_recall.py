@@ -12,10 +12,11 @@ from torch.testing import assert_close
 
 from merope.adapters.key_cache import KeyCache
 from merope.attention.visible_cameras import Visibility
+from merope.generate.block_noise import block_noise
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.history_frames import HistoryFrames
 from merope.generate.recall import PastBlock, views_of_place, with_block
-from merope.generate.stream import CameraStream, block_noise
+from merope.generate.stream import CameraStream
 from merope.geometry.cameras import Cameras
 from tests.generate.tiny_streams import PREFIX, begun, model
 

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from merope.adapters.causal_wan import attach_causal
 from merope.attention.visible_cameras import Visibility
+from merope.generate.block_noise import OF_THE_PAST, block_noise
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.stream import OF_THE_PAST, CameraStream, block_noise
+from merope.generate.stream import CameraStream
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from tests.generate.tiny_streams import ANY_SIZE, PREFIX, TWO_STEPS, begun, model, next_poses, path

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from merope.adapters.attachment import load_branch
+from merope.generate.block_noise import block_noise
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.stream import block_noise
 from merope.train.build import build_stream
 from merope.train.config import TrainConfig
 from merope.train.few_steps import BlockClips, few_step_losses, rolled_out

@@ -1,0 +1,94 @@
+"""Streams whose passes are recorded; on a CPU a recording is the call itself, run again on the memory that it read."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from merope.adapters import key_cache, recorded_passes
+from merope.adapters.recorded_passes import Passes, RecordedPasses, is_bound_by_launches
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.stream import CameraStream
+from tests.generate.tiny_streams import ANY_SIZE, begun, model, next_poses
+
+BLOCKS, WINDOW = 7, 6
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often each recording was replayed."""
+    replays: list[int] = []
+
+    def record(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        result, number = call().clone(), len(replays)
+        replays.append(0)
+
+        def replay() -> None:
+            replays[number] += 1
+            result.copy_(call())
+
+        return replay, result
+
+    monkeypatch.setattr(recorded_passes, "_record", record)
+    monkeypatch.setattr(key_cache, "can_keep", lambda q, plan: False)  # as on a GPU
+    return replays
+
+
+def recorded(stream: CameraStream) -> CameraStream:
+    """The stream as `cuda_graphs=True` makes it, which needs a GPU."""
+    stream._passes = [RecordedPasses(passes.transformer) for passes in stream._passes]
+    return stream
+
+
+@pytest.mark.parametrize("with_branch", [True, False])
+def test_a_recorded_stream_is_the_same(with_branch: bool, recordings: list[int]) -> None:
+    pipe = model(with_branch)
+    given = {} if with_branch else {"cameras": None, "lens": None}
+    plain, graphed = (begun(pipe, window=WINDOW, sink=3, **given) for _ in range(2))
+    recorded(graphed)
+    for _ in range(BLOCKS):
+        poses = next_poses(plain) if with_branch else None
+        assert_close(graphed.drive(poses), plain.drive(poses), atol=1, rtol=0)
+        assert_close(graphed.latents, plain.latents, **ANY_SIZE)
+    # The window (6, of which 3 are the block's, and 3 first ones) is full from the second block on; the third is like
+    # it and is recorded. Two steps and one commit for each block from there.
+    assert recordings == [3 * (BLOCKS - 2)]
+
+
+def test_guidance_has_a_recording_for_each_text(recordings: list[int]) -> None:
+    pipe = model()
+    texts = {"prompt_embeds": torch.randn(1, 3, 8), "negative_prompt_embeds": torch.randn(1, 3, 8)}
+    options = {"window": WINDOW, "guidance_scale": 3.0, **texts}
+    plain, graphed = begun(pipe, **options), recorded(begun(pipe, **options))
+    for _ in range(5):
+        poses = next_poses(plain)
+        plain.drive(poses), graphed.drive(poses)
+        assert_close(graphed.latents, plain.latents, **ANY_SIZE)
+    assert len(recordings) == 2
+
+
+def test_undo_recall_and_moved_weights_are_noticed(recordings: list[int]) -> None:
+    pipe = model()
+    plain, graphed = (begun(pipe, window=WINDOW, remember=100) for _ in range(2))
+    recorded(graphed)
+    for number in range(9):
+        poses, recall = next_poses(plain), 3 if number == 5 else 0
+        if number == 7:
+            graphed.drive(poses.flip(0))
+            graphed.undo()
+            for weight in pipe.transformer.parameters():
+                weight.data = weight.data.clone()
+        plain.drive(poses, recall=recall), graphed.drive(poses, recall=recall)
+        assert plain.recalled == graphed.recalled
+        assert_close(graphed.latents, plain.latents, **ANY_SIZE)
+    assert len(recordings) >= 2, "moved weights need another recording"
+
+
+def test_graphs_are_refused_without_a_gpu_and_not_chosen() -> None:
+    pipe: CameraVideoPipeline = model()
+    with pytest.raises(ValueError, match=r"cuda_graphs.*move the pipeline to a GPU"):
+        begun(pipe, cuda_graphs=True)
+    assert not is_bound_by_launches(pipe.transformer)
+    assert all(type(passes) is Passes for passes in begun(pipe)._passes)
