@@ -34,6 +34,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from merope.adapters.recorded_passes import is_bound_by_launches
 from merope.bench.generated import weights_digest
 from merope.demo.drive import loaded
 from merope.draw.progress import ProgressLine
@@ -216,7 +217,8 @@ def streamed(
     device: torch.device,
 ) -> Tensor:  # uint8 [T, H, W, 3]
     """The whole drive as the model makes it."""
-    stream = loaded(trial.model, device).stream(
+    pipe = loaded(trial.model, device)
+    stream = pipe.stream(
         prefix=prefix,
         cameras=cameras.at(slice(len(prefix))),
         window=setting.window,
@@ -225,6 +227,7 @@ def streamed(
         past_noise=setting.past_noise,
         num_inference_steps=trial.steps,
         guidance_scale=1.0,
+        cuda_graphs=is_bound_by_launches(pipe.transformer),
     )
     made = [prefix]
     while stream.frames < cameras.count:

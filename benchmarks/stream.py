@@ -1,15 +1,16 @@
 """A stream of many blocks: does its memory stay flat, do its blocks stay as fast, and where does the time go?
 
     python benchmarks/stream.py [--blocks 2000] [--out benchmarks/results/stream-cpu.json]
-    python benchmarks/stream.py --model FOLDER --blocks 20 --steps 4 [--device cuda --precision bf16]
+    python benchmarks/stream.py --model FOLDER --blocks 20 --steps 4 [--device cuda --precision bf16 --graphs]
 
 Without a model: a tiny random Wan with a VAE and a MeRoPE branch, one denoising step for each block, so that thousands
 of blocks pass in minutes. With one: a folder that `CameraVideoPipeline.from_pretrained` reads, its branch in `branch/`
 and its sizes in `clips.json`.
 
 First the frames per second are taken, with a full window. Then every row is a tenth of the stream: milliseconds for a
-block (on the clock, and of CPU time, which other work on the machine does not lengthen), its shares (transformer:
-without what cameras take), what process and cache hold. Reading the shares slows a GPU down.
+block (on the clock, and of CPU time, which other work on the machine does not lengthen), its shares, what process and
+cache hold. Reading the shares slows a GPU down. Cameras are their plans and their attention; with --graphs, which
+records a pass as one CUDA graph, they are their plans alone, and attention belongs to the transformer.
 
 At the end the time from the cameras of a block to its first frames is measured: those of a latent frame come as soon as
 they are decoded. Then one more block is driven, and driven again from the same cache with another count of forgotten
@@ -34,6 +35,7 @@ import merope
 from merope import CameraBranchConfig, Cameras, CameraVideoPipeline, Pinhole
 from merope.adapters import key_cache
 from merope.adapters.attachment import attached_branch
+from merope.adapters.recorded_passes import RecordedPasses
 from merope.adapters.text_keys import TextKeys
 from merope.generate.frame_coding import streamed_vae_dtype
 from merope.generate.stream import CameraStream
@@ -111,12 +113,14 @@ def resident_mib() -> float:
 def drive(stream: CameraStream, blocks: int, lens: Pinhole) -> list[dict[str, float]]:
     """A row for every tenth of the blocks."""
     watch, rows = Stopwatch(), []
-    stream.pipe.transformer.forward = watch.timed("transformer", stream.pipe.transformer.forward)
+    for passes in stream._passes:
+        passes.velocity = watch.timed("transformer", passes.velocity)
+        passes.commit = watch.timed("transformer", passes.commit)
     stream.pipe.decode_block = watch.timed("vae", stream.pipe.decode_block)
     branch = attached_branch(stream.pipe.transformer)
     assert branch is not None
     branch.prepare_block = watch.timed("plans", branch.prepare_block)
-    for processor in branch.processors().values():
+    for processor in branch.processors().values() if not isinstance(stream._passes[0], RecordedPasses) else ():
         processor.camera_output = watch.timed("cameras", processor.camera_output)
     share = max(1, blocks // ROWS)
     for done in range(share, blocks + 1, share):
@@ -189,6 +193,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=tuple(DTYPES), default="fp32", help="of the transformer (%(default)s)")
+    parser.add_argument("--graphs", action="store_true", help="record passes as CUDA graphs")
     parser.add_argument("--blocks", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--window", type=int, default=12)
@@ -202,7 +207,8 @@ def main() -> None:
     pipe.set_progress_bar_config(disable=True)
     lens = Pinhole(0.7 * width, 0.7 * width, width / 2, height / 2, width, height)
     sizes = {"height": height, "width": width, "window": options.window, "sink": options.sink}
-    stream = pipe.stream(lens=lens, **sizes, num_inference_steps=options.steps, guidance_scale=1.0)
+    sampling = {"num_inference_steps": options.steps, "guidance_scale": 1.0, "cuda_graphs": options.graphs}
+    stream = pipe.stream(lens=lens, **sizes, **sampling)
     frames_per_second(stream, UNTIMED_BLOCKS, lens)  # until the window is full
     checks: dict[str, Any] = {"fps": frames_per_second(stream, max(1, options.blocks // ROWS), lens)}
     rows = drive(stream, options.blocks, lens)
@@ -214,7 +220,7 @@ def main() -> None:
     if options.out is not None:
         device = device_name(torch.device(options.device))
         machine = {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}
-        about = {"steps": options.steps, "precision": options.precision, **sizes}
+        about = {"steps": options.steps, "precision": options.precision, "cuda_graphs": options.graphs, **sizes}
         about["model"] = "tiny" if options.model is None else options.model.name
         report = {"machine": {**machine, "commit": commit()}, "stream": {**about, **checks}, "rows": rows}
         options.out.write_text(json.dumps(report, indent=1) + "\n")

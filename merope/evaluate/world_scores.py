@@ -67,7 +67,7 @@ def score_floor(clip: CommandedClip, prefix_frames: int, every: int = 1) -> Scor
     turned = turn_by(clip.cameras.world_from_camera, FLOOR_YAW_RAD, prefix_frames)
     path = stretched(turned, FLOOR_STRETCH)
     height, width = clip.true.shape[1:3]
-    image = render(clip.world, Cameras(path, clip.cameras.lens), height, width).image
+    image = render(clip.world, Cameras(path, clip.cameras.lens).to(clip.world.device), height, width).image.cpu()
     noise = FLOOR_NOISE * torch.randn(image.shape, generator=torch.Generator().manual_seed(clip.seed))
     return _score(clip, as_bytes((image + noise).clamp(0.0, 1.0)), path, prefix_frames)
 
