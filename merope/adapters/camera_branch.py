@@ -213,8 +213,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
             raise invalid("cameras", "of one view in a stream", f"{cameras.views} views", "stream the views one by one")
         assert self.encoding is not None
         check_frame_count(cameras, latents.shape[2], self.config["latent_stride"])
-        own, _ = matched_batch(cameras.to(latents.device), None, latents.shape[0])
-        keys = own if past is None else past.joined(own)
+        own, _ = matched_batch(cameras.to("cpu"), None, latents.shape[0])
+        keys = (own if past is None else past.joined(own)).to(latents.device)
         references = self._references(history, latents, keys)
         if self.in_world:
             keys = keys.seen_from(keys.origin())

@@ -198,7 +198,7 @@ def block_pass(
 
 def finished_block(cache: KeyCache, block: BlockCondition, reader: KeyReader, latents: Tensor) -> KeyCache:
     """The cache with a block whose keys a reader kept in a pass over its finished latents [B, C, block, h, w]."""
-    given = None if block.given is None else block.given.to(latents.device)
+    given = None if block.given is None else block.given.to("cpu")
     return cache.after(reader.kept(latents.shape[2], given))
 
 

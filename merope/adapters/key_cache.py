@@ -27,7 +27,8 @@ KeysValues = tuple[Tensor, Tensor]  # [B, heads, tokens, head_dim] each
 class FrameKeys:
     """One latent frame: keys and values of every layer by its name, and its camera.
 
-    camera: [1] or [B, 1]. None for a model without a camera branch.
+    camera: [1] or [B, 1], on the CPU: a GPU would be waited for at every comparison of lenses. None for a model without
+        a camera branch.
     time: latent frames after the first one of the block that reads; None: in line with the other frames of the cache.
     """
 

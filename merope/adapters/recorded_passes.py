@@ -126,7 +126,8 @@ class _Recording:
     def replay(self, block: BlockCondition, latents: Tensor, timestep: Tensor) -> Tensor:  # [B, C, block, h, w]
         """One pass. The next one overwrites its result."""
         if block.plan is not self._current:
-            torch._foreach_copy_(self._read, _numbers(block), non_blocking=True)
+            for own, given in zip(self._read, _numbers(block), strict=True):
+                torch._foreach_copy_(own, given, non_blocking=True)
             self._current = block.plan
         self.latents.copy_(latents)
         self.timestep.copy_(timestep)
@@ -164,11 +165,14 @@ def _read_by_layers(block: BlockCondition) -> tuple[Any, ...]:
     return block.plan, cameras, [frame.layers for frame in block.reader.cache.seen]
 
 
-def _numbers(block: BlockCondition) -> list[Tensor]:
-    """The tensors that the layers read, each number once."""
+def _numbers(block: BlockCondition) -> list[list[Tensor]]:
+    """The tensors that the layers read, each number once. Those of one dtype are together: few launches copy them."""
     found: list[Tensor] = []
     _outline(_read_by_layers(block), found)
-    return [_without_repeats(x) for x in found]
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for x in found:
+        by_dtype.setdefault(x.dtype, []).append(_without_repeats(x))
+    return list(by_dtype.values())
 
 
 def _outline(value: Any, found: list[Tensor]) -> Hashable:
@@ -187,4 +191,6 @@ def _outline(value: Any, found: list[Tensor]) -> Hashable:
 
 def _without_repeats(x: Tensor) -> Tensor:
     """The tensor without dimensions along which it repeats itself: these cannot be written."""
+    if 0 not in x.stride():
+        return x
     return x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]

@@ -178,11 +178,11 @@ def _take_apart(lens: Lens, start: str, tensors: dict[str, Tensor]) -> dict[str,
 
 def _put_together(about: dict[str, Any], start: str, tensors: dict[str, Tensor]) -> Lens:
     values = {name: tensors[f"{start}.{name}"] for name in about["parameters"]}
-    return LENSES[about["model"]](**values, width=about["width"], height=about["height"])
+    return LENSES[about["model"]](**values, width=about["width"], height=about["height"]).to("cpu")
 
 
 def _past(about: dict[str, Any], block: int, tensors: dict[str, Tensor]) -> tuple[PastBlock, ...]:
-    cameras = _cameras(about["cameras"], "past.cameras", tensors).to("cpu")
+    cameras = _cameras(about["cameras"], "past.cameras", tensors)
     latents = tensors["past.latents"].cpu().split(1)
     places = [slice(n * block, (n + 1) * block) for n in range(len(latents))]
     parts = zip(about["first"], latents, places, strict=True)
@@ -199,6 +199,7 @@ def _take_cameras_apart(cameras: Cameras, start: str, tensors: dict[str, Tensor]
 
 def _cameras(about: dict[str, Any], start: str, tensors: dict[str, Tensor]) -> Cameras:
     """The cameras to the last bit: their rotations are not made orthonormal once more."""
+    tensors = {name: value.cpu() for name, value in tensors.items() if name.startswith(start)}
     poses, lens = tensors[f"{start}.world_from_camera"], _put_together(about["lens"], f"{start}.lens", tensors)
     checked = Cameras(poses, lens, tensors.get(f"{start}.has_pose"))
     dtypes = {name: DTYPES[about[name]] for name in ("dtype", "given_dtype")}

@@ -1,5 +1,7 @@
 """A stream whose passes are recorded as a CUDA graph makes what the same stream makes launch by launch."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -64,3 +66,16 @@ def test_recorded_passes_leave_no_trace_of_other_streams() -> None:
             stream.drive(next_poses(stream))
     assert apart(first, alone) <= 1e-3
     assert apart(second, alone) > 0.1
+
+
+def test_a_saved_stream_goes_on(tmp_path: Path) -> None:
+    pipe = pipeline(torch.float32)
+    stream = begun(pipe, window=6, remember=100, cuda_graphs=True)
+    for _ in range(4):
+        stream.drive(next_poses(stream))
+    stream.save(tmp_path)
+    other = pipe.resume_stream(tmp_path, cuda_graphs=True)
+    for _ in range(3):
+        for each in (stream, other):
+            each.drive(next_poses(each), recall=3)
+    assert apart(other, stream) <= 1e-3
