@@ -250,7 +250,7 @@ def packed(frames: Tensor) -> Tensor:  # uint8 [T, H, W, 3] -> uint8 [bytes]
     import cv2
 
     column = frames.flatten(0, 1).flip(-1).numpy()
-    return torch.from_numpy(cv2.imencode(".jpg", column, [cv2.IMWRITE_JPEG_QUALITY, 96])[1].flatten())
+    return torch.from_numpy(cv2.imencode(".jpg", column, [cv2.IMWRITE_JPEG_QUALITY, 93])[1].flatten())
 
 
 def unpacked(data: Tensor, frames: int) -> Tensor:  # uint8 [bytes] -> uint8 [T, H, W, 3]
