@@ -3,7 +3,6 @@
     python benchmarks/world.py --rows none gta merope --seeds 0 1 --minutes 9 --results benchmarks/results/world
     merope bench table benchmarks/results/world --out docs/world-benchmark.md
 
-    merope train configs/miniature/base.toml     # which all rows of the miniature begin with
     python benchmarks/world.py --benchmark miniature --rows ucpe merope direction-phases --seeds 0 1 2
 
 Poses are recovered in other processes while the next row is trained. When the time is over the row in training writes a

@@ -96,12 +96,18 @@ def _streamed(
     return made if output_type == "pt" else made.half()
 
 
+def pipeline_folder(config: TrainConfig) -> Path:
+    """Of the model that a finished run drives: what it wrote, or what it began with if only a branch was trained."""
+    is_whole = config.model.trainable == "all" or config.model.pretrained is None
+    return config.run.out / "trained" if is_whole else Path(str(config.model.pretrained))
+
+
 def load_trained(config: TrainConfig, device: torch.device) -> CameraVideoPipeline:
     """The pipeline of a finished run with its branch. The row without cameras has no branch."""
     folder = config.run.out / "trained"
     if not folder.is_dir():
         raise invalid(str(folder), "what a finished run wrote", "nothing", "train it first: merope bench world CONFIG")
-    pipeline = CameraVideoPipeline.from_pretrained(folder)
+    pipeline = CameraVideoPipeline.from_pretrained(pipeline_folder(config))
     if (folder / "branch").is_dir():
         load_branch(pipeline.transformer, folder / "branch")
     return pipeline.to(device)

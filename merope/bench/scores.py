@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from merope.bench.generated import about_videos, generated_file
+from merope.bench.generated import about_videos, generated_file, pipeline_folder
 from merope.bench.result_files import SCORING
 from merope.evaluate.summary import summarise
 from merope.evaluate.world_scores import (
@@ -54,7 +54,7 @@ class WorldJob:
 
 def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
     """One job per world: of a row's generated videos, or of the floor, which does not depend on the row."""
-    clips, prefix, vae = world_clips(config), config.objective.prefix_frames, config.run.out / "trained" / "vae"
+    clips, prefix, vae = world_clips(config), config.objective.prefix_frames, pipeline_folder(config) / "vae"
     decoder = vae if videos is not None and vae.is_dir() else None
     return [WorldJob(test, clips, seed, prefix, videos, decoder) for seed in test.seeds]
 

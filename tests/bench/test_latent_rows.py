@@ -1,6 +1,7 @@
 """Rows of a model with a VAE: kept as latents, decoded where they are scored, and shown to COLMAP."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,20 @@ from merope.bench.scores import COLMAP_ROWS, with_seed
 from merope.evaluate.workers import InThisProcess
 from merope.evaluate.world_scores import psnr_db
 from merope.formats.video import as_bytes
+from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.frame_coding import VaeCoding
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
+from merope.train.latent_pool import encoder_digest
 from merope.train.toml_config import read_config
+from merope.world.clips_file import read_clips
 from merope.world.commanded import FIRST_TEST_SEED, WorldTest, clips_of_world
 from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
 CONFIGS = Path(__file__).parents[2] / "configs" / "miniature"
 TEST = WorldTest(worlds=1, steps=1)
+BASE = "benchmarks/miniature_base"
 
 
 def latent_config(folder: Path, *changes: str) -> TrainConfig:
@@ -65,21 +71,38 @@ def test_a_row_of_latents_is_scored_by_both_estimators(tmp_path: Path, monkeypat
     assert 0.0 <= result["rows"]["floor"]["all"]["colmap_percent"] <= 100.0
 
 
+def test_a_row_of_which_the_branch_alone_is_trained(tmp_path: Path) -> None:
+    base = latent_config(tmp_path)
+    assert run_rows([base], [TEST], Scorer(InThisProcess(), None), until="trained")
+    whole = base.run.out / "trained"
+    start = replace(base.model, pretrained=str(whole), architecture=None, vae=None, trainable="branch")
+    branch = replace(base, model=start, run=replace(base.run, out=tmp_path / "branch"))
+    scorer = Scorer(InThisProcess(), tmp_path / "results")
+    assert run_rows([branch], [TEST], scorer)
+    assert {folder.name for folder in (branch.run.out / "trained").iterdir()} == {"branch"}
+    assert len(scorer.written[0]["clips"]) == 3
+
+
+def test_the_base_model_fits_its_rows() -> None:
+    pipe = CameraVideoPipeline.from_pretrained(CONFIGS.parents[1] / BASE, dtype=torch.float32)
+    made, row = (read_config(TrainConfig, CONFIGS / f"{name}.toml", []) for name in ("base", "merope"))
+    assert made.branch == "none"
+    assert made.model.architecture is not None
+    sizes = {name: tuple(v) if isinstance(v, list) else v for name, v in made.model.architecture.items()}
+    assert sizes == {name: tuple(v) if isinstance(v := pipe.transformer.config[name], list) else v for name in sizes}
+    assert read_clips(CONFIGS.parents[1] / BASE)[0] == world_clips(row) == world_clips(made)
+    assert made.model.vae is not None
+    assert encoder_digest(pipe.vae) == encoder_digest(VaeCoding(CONFIGS.parents[1] / made.model.vae).vae)
+    assert pipe.causal_block_frames is None
+
+
 @pytest.mark.parametrize("row", [row for rows in MINIATURE.values() for row in rows])
 def test_rows_of_the_miniature_differ_in_their_cameras_alone(row: str) -> None:
     config, merope = (read_config(TrainConfig, CONFIGS / f"{name}.toml", []) for name in (row, "merope"))
     assert config.run.out == Path("outputs/miniature-rows") / row
-    assert config.model.pretrained == "outputs/miniature-rows/base/trained"
+    assert config.model.pretrained == BASE
     assert (config.run.steps, config.run.batch_size) == (merope.run.steps, merope.run.batch_size)
     assert (config.objective, config.optimiser) == (merope.objective, merope.optimiser)
     assert config.data.height >= COLMAP_ROWS
     if "mixed-lenses" not in row:
         assert config.data == merope.data
-
-
-def test_the_base_of_the_miniature_knows_no_cameras() -> None:
-    base, row = (read_config(TrainConfig, CONFIGS / f"{name}.toml", []) for name in ("base", "merope"))
-    assert base.branch == "none"
-    assert str(base.run.out / "trained") == row.model.pretrained
-    assert base.model.vae is not None
-    assert (CONFIGS.parents[1] / base.model.vae / "config.json").is_file()

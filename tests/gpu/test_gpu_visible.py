@@ -68,12 +68,7 @@ def test_clips_heads_and_many_tiles(encoding: MeRoPE) -> None:
 @ON_HOPPER
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("grid", [(5, 7), (9, 15)])
-def test_peaked_attention(
-    request: pytest.FixtureRequest, encoding: MeRoPE, grid: tuple[int, int], dtype: torch.dtype
-) -> None:
-    if grid == (5, 7) and dtype == torch.float16 and encoding.direction_scale is not None:
-        fault = "2.22 × the sdpa backend's error before half-vectors had length 1; not run since: docs/kernels.md"
-        request.applymarker(pytest.mark.xfail(reason=fault, strict=False, raises=AssertionError))
+def test_peaked_attention(encoding: MeRoPE, grid: tuple[int, int], dtype: torch.dtype) -> None:
     assert_accurate(errors_of(plan_of(encoding, LAYOUTS["causal"], grid), dtype, factor=30.0))
 
 
