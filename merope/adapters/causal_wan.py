@@ -15,9 +15,9 @@ cache stand in a row before the block, sinks first: what matters is how far back
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from merope.adapters.attachment import attached_branch
+from merope.adapters.block_passes import BlockCondition, block_pass, finished_block
 from merope.adapters.camera_attention import CameraProcessor, plan_dtype
 from merope.adapters.camera_branch import CameraBranch, check_causal
 from merope.adapters.causal_attention import CausalAttention, CausalRotary, rotary_plan
@@ -112,22 +113,6 @@ def teacher_forcing(
     return {SEES: Visibility.teacher_forcing(frames, block, last=last, given=given), TIMES: times, **twice}
 
 
-@dataclass(frozen=True, eq=False)
-class BlockCondition:
-    """A block of latent frames made ready to look at a cache: for all steps, and for both passes of guidance."""
-
-    plan: AttentionPlan  # of the base model
-    cameras: CameraCondition | None  # of the camera branch
-    given: Cameras | None
-    reader: KeyReader
-
-    def reading(self, cache: KeyCache, keep: bool = False) -> Self:
-        """The same block before another cache of as many frames, such as that of another text, or once more."""
-        reader = KeyReader(cache, keep, self.reader.turned if cache is self.reader.cache else None)
-        cameras = None if self.cameras is None else replace(self.cameras, past=reader)
-        return replace(self, reader=reader, cameras=cameras)
-
-
 def ready_block(
     transformer: WanTransformer3DModel,
     cache: KeyCache,
@@ -174,32 +159,6 @@ def commit(
     timestep = torch.full((latents.shape[0],), TIMESTEPS * noise_level, device=latents.device)
     block_pass(transformer, reading, latents, timestep, text, **options)
     return finished_block(cache, block, reading.reader, latents)
-
-
-def block_pass(
-    transformer: WanTransformer3DModel,
-    block: BlockCondition,
-    latents: Tensor,  # [B, C, block, h, w]
-    timestep: Tensor,  # [B]
-    text: Tensor,  # [B, L, text_dim]
-    **options: Any,
-) -> Tensor:  # [B, C, block, h, w]
-    """What a transformer predicts for a block that was made ready; in its own precision."""
-    predicted: Tensor = transformer(
-        hidden_states=latents.to(transformer.dtype),
-        timestep=timestep,
-        encoder_hidden_states=text,
-        attention_kwargs={PAST: block},
-        return_dict=False,
-        **options,
-    )[0]
-    return predicted
-
-
-def finished_block(cache: KeyCache, block: BlockCondition, reader: KeyReader, latents: Tensor) -> KeyCache:
-    """The cache with a block whose keys a reader kept in a pass over its finished latents [B, C, block, h, w]."""
-    given = None if block.given is None else block.given.to("cpu")
-    return cache.after(reader.kept(latents.shape[2], given))
 
 
 def recalling(

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from merope.adapters.attachment import attached_branch
-from merope.adapters.causal_wan import BlockCondition, block_pass, commit, finished_block
+from merope.adapters.block_passes import BlockCondition, block_pass, finished_block
+from merope.adapters.causal_wan import commit
 from merope.adapters.families.noise import TIMESTEPS
 from merope.adapters.key_cache import KeyCache
 from merope.attention.plan import AttentionPlan

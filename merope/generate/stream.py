@@ -18,7 +18,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from merope.adapters.attachment import attached_branch
-from merope.adapters.causal_wan import BlockCondition, attach_causal, ready_block, recalling
+from merope.adapters.block_passes import BlockCondition
+from merope.adapters.causal_wan import attach_causal, ready_block, recalling
 from merope.adapters.history import HistoryReferences
 from merope.adapters.key_cache import KeyCache
 from merope.adapters.recorded_passes import Passes, RecordedPasses

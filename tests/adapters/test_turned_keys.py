@@ -13,7 +13,8 @@ from wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
 import merope
 from merope.adapters import key_cache
 from merope.adapters.attachment import attach
-from merope.adapters.causal_wan import BlockCondition, attach_causal, commit, detach_causal, ready_block
+from merope.adapters.block_passes import BlockCondition
+from merope.adapters.causal_wan import attach_causal, commit, detach_causal, ready_block
 from merope.adapters.key_cache import KeyCache
 from merope.adapters.text_keys import TextAttention
 from merope.adapters.turned_keys import TurnedKeys, can_keep
