@@ -57,6 +57,8 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--window", type=int, default=12, help="latent frames that a block sees, its own 3 included (12)")
     how.add_argument("--sink", type=int, default=3, help="first latent frames that it sees besides (3)")
+    how.add_argument("--past-noise", type=float, default=0.0, metavar="LEVEL", help="on what it sees of the past (0)")
+    how.add_argument("--recall", type=int, default=0, metavar="N", help="older views of the same place, at most 3 (0)")
     how.add_argument("--steps", type=int, help="denoising steps of a block: what the model was trained for, or 50")
     how.add_argument("--guidance", type=float, help="scale of text guidance: 5, or 1 without a text encoder")
     how.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
@@ -80,7 +82,7 @@ def _drive(options: argparse.Namespace, defaults: dict[str, Any]) -> int:
     street = None if given["world"] is None else _street(given["world"], given["model"])
     config = _config(given, street)
     if options.resume:
-        folder = resume(config.clip)
+        folder = resume(config)
     else:
         settled = {"model": config.clip.model, "branch": config.clip.branch}
         recorded = {name: value for name, value in (given | settled).items() if name not in MAY_CHANGE}
@@ -154,7 +156,7 @@ def _config(given: dict[str, Any], street: "Street | None") -> "DriveConfig":
         steps=chosen["steps"],
         **{name: chosen[name] for name in OF_CLIP},
     )
-    driving = {name: chosen[name] for name in ("keys", "prefix_poses", "window", "sink")}
+    driving = {name: chosen[name] for name in ("keys", "prefix_poses", "window", "sink", "past_noise", "recall")}
     return DriveConfig(clip, speed_m_s=chosen["speed"], yaw_rate_deg_s=chosen["yaw_rate"], **driving)
 
 

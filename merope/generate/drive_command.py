@@ -17,7 +17,7 @@ from merope.generate.command import check_machine, checked_model, load_pipeline,
 from merope.generate.drive_folder import DriveFolder
 from merope.generate.drive_inputs import DriveConfig, Route, RouteFinder, route_from_files
 from merope.generate.inputs import GenerateConfig
-from merope.generate.stream_checks import check_prefix_blocks
+from merope.generate.stream_checks import check_past_noise, check_prefix_blocks, check_recall
 from merope.generate.stream_file import StreamSettings
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import picked
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from merope.generate.camera_video import CameraVideoPipeline
     from merope.generate.preflight import ModelOutline
     from merope.generate.stream import CameraStream
+
+
+REMEMBERED = 600
+"""Latent frames that views are recalled from, two and a half minutes at 16 Hz. They are written after every block."""
 
 
 def drive(
@@ -60,16 +64,18 @@ def drive(
             num_inference_steps=clip.steps,
             guidance_scale=text_guidance(clip, outline.has_text),
             seed=clip.seed,
+            remember=REMEMBERED if config.recall else 0,
+            past_noise=config.past_noise,
             cuda_graphs=_is_better_recorded(pipe),
         )
         folder.begin(stream, route.path, route.prefix, clip.fps, command)
-        _drive_on(stream, folder, folder.path(), clip.has_branch, time.perf_counter() - began_s)
+        _drive_on(stream, folder, folder.path(), config, time.perf_counter() - began_s)
     return folder
 
 
-def resume(clip: GenerateConfig) -> DriveFolder:
-    """Go on with the drive of a folder from the state after its last block; the model is that of the clip."""
-    folder = DriveFolder(clip.out.parent)
+def resume(config: DriveConfig) -> DriveFolder:
+    """Go on with the drive of a folder from the state after its last block; the model is that of the config."""
+    clip, folder = config.clip, DriveFolder(config.clip.out.parent)
     check_machine(clip)
     with folder.claimed():
         folder.settle()
@@ -81,7 +87,7 @@ def resume(clip: GenerateConfig) -> DriveFolder:
         began_s = time.perf_counter()
         pipe = _quiet_pipeline(clip)
         stream = pipe.resume_stream(folder.folder, cuda_graphs=_is_better_recorded(pipe))
-        _drive_on(stream, folder, path, clip.has_branch, time.perf_counter() - began_s)
+        _drive_on(stream, folder, path, config, time.perf_counter() - began_s)
     return folder
 
 
@@ -110,10 +116,13 @@ def block_frames(clip: GenerateConfig) -> int:
 
 
 def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline", block: int) -> None:
-    """Refuse a prefix that does not fill blocks, and a path that ends with it."""
+    """Refuse a prefix that does not fill blocks, a path that ends with it, and what a stream would refuse later."""
     clip = config.clip
+    sizes = (clip.height, clip.width, config.window, config.sink, block)
+    settings = StreamSettings(*sizes, 1, 1.0, clip.seed, REMEMBERED, config.past_noise)
+    check_past_noise(config.past_noise)
+    check_recall(config.recall, None, settings)
     if route.prefix is not None:
-        settings = StreamSettings(clip.height, clip.width, config.window, config.sink, block, 1, 1.0, clip.seed)
         check_prefix_blocks(route.prefix[None], outline.strides, settings)
     if route.path.count <= route.prefix_frames:
         expected = f"of more than the {route.prefix_frames} frames of the prefix"
@@ -121,7 +130,9 @@ def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline", blo
         raise invalid("--trajectory", expected, f"{route.path.count} at {clip.fps:g} fps", fix)
 
 
-def _drive_on(stream: "CameraStream", folder: DriveFolder, path: Trajectory, has_cameras: bool, load_s: float) -> None:
+def _drive_on(
+    stream: "CameraStream", folder: DriveFolder, path: Trajectory, config: DriveConfig, load_s: float
+) -> None:
     """Block by block to the end of the path. What is finished stays if anything stops it.
 
     A last block that the path does not fill is driven with its last camera held; the video ends with the path.
@@ -132,8 +143,8 @@ def _drive_on(stream: "CameraStream", folder: DriveFolder, path: Trajectory, has
     try:
         while stream.frames < path.count:
             first, start_s = stream.frames, time.perf_counter()
-            cameras = held_cameras(path, first, stream.block_frames) if has_cameras else None
-            frames = stream.drive(cameras)[: path.count - first]
+            cameras = held_cameras(path, first, stream.block_frames) if config.clip.has_branch else None
+            frames = stream.drive(cameras, config.recall)[: path.count - first]
             seconds = time.perf_counter() - start_s
             drive_s += seconds
             folder.add(stream, frames, seconds)

@@ -27,7 +27,8 @@ class DriveConfig:
         count: a drive is as long as its path. The trajectory is KEYS where keys are given.
     keys: a key string (`formats/key_strings.py`); it goes on from the last camera of the prefix.
     prefix_poses: a pose file with the cameras of the prefix, for keys. A trajectory begins with them.
-    window, sink: in latent frames, as `pipe.stream` takes them.
+    window, sink, past_noise: as `pipe.stream` takes them.
+    recall: latent frames of the same place that a block is shown besides, as `stream.drive` takes it.
     """
 
     clip: GenerateConfig
@@ -37,6 +38,8 @@ class DriveConfig:
     prefix_poses: Path | None = None
     window: int = 12
     sink: int = 3
+    past_noise: float = 0.0
+    recall: int = 0
 
     def __post_init__(self) -> None:
         if (self.keys is None) == (self.clip.trajectory == KEYS):
@@ -47,6 +50,9 @@ class DriveConfig:
             raise invalid("--prefix-poses", "used with --keys", self.prefix_poses, fix)
         if self.prefix_poses is not None and self.clip.prefix is None:
             raise invalid("--prefix-poses", "used with --prefix", self.prefix_poses, "give the frames too")
+        if self.recall and not self.clip.has_branch:
+            fix = "leave it out: without cameras no place is known"
+            raise invalid("--recall", "used with a camera branch", "--branch none", fix)
         if self.clip.seed < 0:
             raise invalid("--seed", "at least 0", self.clip.seed, "each block draws its noise from it")
 

@@ -57,9 +57,14 @@ def check_settings(pipe: "CameraVideoPipeline", settings: "StreamSettings", text
         value = getattr(settings, name)
         if not isinstance(value, int) or value < 0:
             raise invalid(name, "an int ≥ 0", repr(value), fix)
-    if not isinstance(settings.past_noise, int | float) or not 0.0 <= settings.past_noise < 1.0:
+    check_past_noise(settings.past_noise)
+
+
+def check_past_noise(level: float) -> None:
+    """Refuse what is no level of noise, or nothing but noise."""
+    if not isinstance(level, int | float) or not 0.0 <= level < 1.0:
         fix = "stay within the objective.past_noise that the model was trained with; 0 is none"
-        raise invalid("past_noise", "a noise level from 0 to below 1", repr(settings.past_noise), fix)
+        raise invalid("past_noise", "a noise level from 0 to below 1", repr(level), fix)
 
 
 def check_recall(recall: int, history: HistoryReferences | None, settings: "StreamSettings") -> None:

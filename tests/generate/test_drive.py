@@ -243,6 +243,30 @@ def bad_poses(folder: Path) -> Path:
     return folder / "nan.json"
 
 
+def test_a_place_is_recalled_and_the_past_is_noisy_also_after_a_stop(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and back again, with a window that forgets the way there."""
+    recalled: list[tuple[int, ...]] = []
+    driven = CameraStream.drive
+
+    def drive(self: CameraStream, *args: object, **options: object) -> torch.Tensor:
+        assert self.settings.past_noise == 0.2
+        frames = driven(self, *args, **options)  # type: ignore[arg-type]
+        recalled.append(self.recalled)
+        return frames
+
+    monkeypatch.setattr(CameraStream, "drive", drive)
+    back = {"keys": "w*40 s*40", "window": 3, "sink": 0, "recall": 3, "past_noise": 0.2}
+    with monkeypatch.context() as patched:
+        stop_in_block(4, press_ctrl_c, patched)
+        assert main(arguments(files, tmp_path, **back)) == 130
+    assert main(arguments(files, tmp_path, resume=True, **back)) == 0
+    assert len(recalled) == 7
+    assert recalled[0] == ()
+    assert all(recalled[-2:])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -254,6 +278,9 @@ def bad_poses(folder: Path) -> Path:
         ({"fps": 24.0, "prefix": "street.mp4", "prefix_poses": "bend.json"}, "at least 24 frames per second"),
         ({"fov": None}, "pass --fov DEGREES"),
         ({"window": 2}, "window"),
+        ({"recall": 4}, "recall must be an int from 0 to 3"),
+        ({"recall": 3, "branch": "none"}, "--recall must be used with a camera branch"),
+        ({"past_noise": 1.0}, "past_noise must be a noise level from 0 to below 1"),
         ({"seed": -1}, "--seed must be at least 0"),
         ({"prefix": "street.mp4"}, "--prefix-poses must be given for keys after a prefix"),
         ({"prefix": "street.mp4", "prefix_poses": "bend.json", "fps": 4.0}, "ends before"),
