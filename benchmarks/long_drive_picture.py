@@ -1,9 +1,10 @@
 """Draws how a drive of a minute goes, and prints it as tables, from rows of benchmarks/long_drive.py.
 
     python benchmarks/long_drive_picture.py [--rows ROWS.json] [--out docs/images/long-drive.png]
+        [--work outputs/long-drive --frames docs/images/long-drive-frames.webp]
 
 One line for each setting, the mean over worlds. Errors are those of frames whose pose was found, so the share of these
-stands beside them.
+stands beside them. With --frames also a sheet: a row for each setting, the frame in the middle of each window.
 """
 
 import argparse
@@ -15,7 +16,10 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
+import long_drive
 import matplotlib.pyplot as plt
+from safetensors import safe_open
+from torch import Tensor
 
 Row = dict[str, Any]
 Points = list[tuple[float, float]]  # seconds, value
@@ -27,6 +31,8 @@ ERRORS = {
     "rotation error, °": lambda rows: weighted(rows, "anchored_rot_deg", "anchored_found"),
     "COLMAP registers, %": lambda rows: 100 * total(rows, "colmap_registered") / total(rows, "colmap_frames"),
 }
+
+DRAWN = ("position error, m", "rotation error, °", "COLMAP registers, %")
 
 
 def total(rows: Sequence[Row], name: str) -> float:
@@ -61,21 +67,49 @@ def picture_errors(report: Row, setting: str, name: str) -> Points:
 def draw(report: Row, out: Path) -> None:
     """A row of plots for each path."""
     paths = [path for path in PATHS if settings_of(report, path)]
-    figure, axes = plt.subplots(len(paths), 3, figsize=(14, 3.8 * len(paths)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(len(paths), 4, figsize=(17, 3.6 * len(paths)), squeeze=False, layout="constrained")
     for path, row in zip(paths, axes, strict=True):
-        for setting in settings_of(report, path):
-            label = setting.removeprefix(f"{path}-").replace("-", ", ")
+        for number, setting in enumerate(settings_of(report, path)):
+            label, colour = setting.removeprefix(f"{path}-").replace("-", ", "), f"C{number}"
             if not label.startswith("true"):  # which is 60 dB by definition
-                row[0].plot(*zip(*picture_errors(report, setting, "psnr_db"), strict=True), label=label)
-            for axis, name in zip(row[1:], ("position error, m", "rotation error, °"), strict=True):
-                axis.plot(*zip(*errors(report, setting, ERRORS[name]), strict=True), marker="o", label=label)
-        names = ("PSNR to the true view, dB", "position error, m", "rotation error, °")
-        for axis, name in zip(row, names, strict=True):
-            axis.set(xlabel="seconds", ylabel=name, title=PATHS[path], ylim=(0, None))
+                curve = picture_errors(report, setting, "psnr_db")
+                row[0].plot(*zip(*curve, strict=True), color=colour, label=label)
+            for axis, name in zip(row[1:], DRAWN, strict=True):
+                points = errors(report, setting, ERRORS[name])
+                axis.plot(*zip(*points, strict=True), marker="o", ms=4, color=colour, label=label)
+        for axis, name in zip(row, ("PSNR to the true view, dB", *DRAWN), strict=True):
+            axis.set(xlabel="seconds", ylabel=name, ylim=(0, None))
             axis.grid(alpha=0.3)
-        row[1].legend(fontsize=8)
+        row[0].set_title(PATHS[path])
+        row[3].legend(fontsize=8)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
+
+
+def sheet(report: Row, work: Path, out: Path) -> None:
+    """Frames of the first world, with the name of their setting on the left and their second above."""
+    starts = sorted({row["start_s"] for row in report["windows"]})
+    settings = [name for path in PATHS for name in settings_of(report, path)]
+    world = report["drives"][0]["world"]
+    figure, axes = plt.subplots(
+        len(settings), len(starts), figsize=(2.3 * len(starts), 1.3 * len(settings)), layout="constrained"
+    )
+    for setting, row in zip(settings, axes, strict=True):
+        frames = middle_frames(work / f"world-{world}-{setting}.safetensors")
+        for axis, start, frame in zip(row, starts, frames, strict=True):
+            axis.imshow(frame)
+            axis.set(xticks=[], yticks=[], title=f"{start:.0f} s" if setting == settings[0] else "")
+        row[0].set_ylabel(setting.replace("-", "\n"), rotation=0, ha="right", va="center", fontsize=8)
+    figure.savefig(out, dpi=110)
+
+
+def middle_frames(file: Path) -> list[Tensor]:  # uint8 [H, W, 3] each
+    """One of each window."""
+    count = long_drive.WINDOW_FRAMES
+    with safe_open(file, "pt") as kept:
+        names: list[str] = kept.keys()
+        windows = sorted((name for name in names if name.startswith("window-")), key=lambda name: int(name[7:]))
+        return [long_drive.unpacked(kept.get_tensor(name), count)[count // 2] for name in windows]
 
 
 def tables(report: Row) -> str:
@@ -104,9 +138,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="a minute of driving, drawn")
     parser.add_argument("--rows", type=Path, default=Path("benchmarks/results/long-drive.json"))
     parser.add_argument("--out", type=Path, default=Path("docs/images/long-drive.png"))
+    parser.add_argument("--work", type=Path, default=Path("outputs/long-drive"), help="where the drives are kept")
+    parser.add_argument("--frames", type=Path, help="file for a sheet of frames, such as frames.webp")
     options = parser.parse_args()
     report = json.loads(options.rows.read_text())
     draw(report, options.out)
+    if options.frames is not None:
+        sheet(report, options.work, options.frames)
     print(tables(report))
 
 

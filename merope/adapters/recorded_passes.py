@@ -26,7 +26,6 @@ from merope.attention.plan import AttentionPlan
 WARM_UP_PASSES = 2
 """Before a recording: libraries choose their kernels and Triton compiles its own."""
 
-
 SMALL_PARAMETERS = 500_000_000
 """A transformer below this is done with a launch before the next one comes, on the GPUs of today."""
 
@@ -68,7 +67,7 @@ class Passes:
 class RecordedPasses(Passes):
     """The same passes. The second block in a row with the same structure is recorded, and what follows is replayed.
 
-    Blocks of another structure run launch by launch: those of a window that still grows, or with recalled views.
+    A block of another structure runs launch by launch: while the window grows, or with other numbers of recalled views.
     """
 
     def __init__(self, transformer: Any) -> None:
@@ -102,7 +101,8 @@ class RecordedPasses(Passes):
             if self._recording is not None and self._recording.structure != self._structure:
                 self._recording = None  # its memory first
             if self._recording is None and self._structure is not None and self._structure == before:
-                self._recording = _Recording(self.transformer, self._structure, block, latents, text)
+                recording = _Recording(self.transformer, self._structure, block, latents, text)
+                self._recording = recording if recording.is_complete else None
         return self._recording
 
 
@@ -118,11 +118,13 @@ class _Recording:
         self.block: BlockCondition = own
         self.latents = latents.to(transformer.dtype, copy=True)
         self.timestep = torch.zeros(latents.shape[0], device=latents.device)
-        self._read = _numbers(self.block)
+        self._read, outline = _numbers(self.block), _outline(_read_by_layers(self.block), [])
         self._current: object = None
         self._replay, self.predicted = _record(
             lambda: block_pass(transformer, self.block, self.latents, self.timestep, own_text)
         )
+        # Tables that the pass itself made of a plan would stay those of this block.
+        self.is_complete = _outline(_read_by_layers(self.block), []) == outline
 
     def replay(self, block: BlockCondition, latents: Tensor, timestep: Tensor) -> Tensor:  # [B, C, block, h, w]
         """One pass. The next one overwrites its result."""
@@ -144,7 +146,7 @@ def _record(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         for _ in range(WARM_UP_PASSES):
             call()
     torch.cuda.current_stream().wait_stream(warm_up)
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the GPU meanwhile
         result = call()
     return graph.replay, result
 

@@ -65,9 +65,12 @@ def test_every_setting_is_driven_and_scored(place: Path, report: Any) -> None:
     assert min(true["true_psnr_to_lap_before_db"]) > 30  # the same place
 
 
-def test_the_page_has_a_line_for_each_setting(place: Path, report: Any) -> None:
+def test_the_page_has_a_line_for_each_setting(place: Path, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_drive, "WINDOW_FRAMES", 13)
     long_drive_picture.draw(report, place / "picture.png")
+    long_drive_picture.sheet(report, place / "work", place / "frames.webp")
     assert (place / "picture.png").stat().st_size > 10_000
+    assert (place / "frames.webp").stat().st_size > 1_000
     printed = long_drive_picture.tables(report)
     assert all(printed.count(f"| {name} |") == len(long_drive_picture.ERRORS) for name in SETTINGS)
     assert "laps-true: second lap to first lap" in printed

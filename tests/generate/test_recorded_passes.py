@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from merope.adapters import key_cache, recorded_passes
+from merope.adapters.key_cache import KeyReader
 from merope.adapters.recorded_passes import Passes, RecordedPasses, is_bound_by_launches
+from merope.attention.plan import AttentionPlan
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.stream import CameraStream
 from tests.generate.tiny_streams import ANY_SIZE, begun, model, next_poses
@@ -84,6 +86,21 @@ def test_undo_recall_and_moved_weights_are_noticed(recordings: list[int]) -> Non
         assert plain.recalled == graphed.recalled
         assert_close(graphed.latents, plain.latents, **ANY_SIZE)
     assert len(recordings) >= 2, "moved weights need another recording"
+
+
+def test_what_a_pass_makes_of_a_plan_is_not_recorded(recordings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    attended = KeyReader.attended
+
+    def keep_something(self: KeyReader, layer: str, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
+        plan.kept.setdefault("made late", k[:1].clone())
+        return attended(self, layer, q, k, v, plan)
+
+    monkeypatch.setattr(KeyReader, "attended", keep_something)
+    graphed = recorded(begun(model(), window=WINDOW))
+    for _ in range(5):
+        graphed.drive(next_poses(graphed))
+    assert recordings
+    assert not any(recordings)
 
 
 def test_graphs_are_refused_without_a_gpu_and_not_chosen() -> None:
