@@ -75,8 +75,9 @@ def make_rows(options: argparse.Namespace) -> None:
     from merope.bench.generated import benchmark_tests
     from merope.bench.groups import BENCHMARKS
     from merope.bench.result_files import is_scored
-    from merope.bench.rows import Scorer, run_rows, scoring_pool, time_limit
+    from merope.bench.rows import Scorer, run_rows, time_limit
     from merope.bench.scores import with_seed
+    from merope.bench.scoring_pool import scoring_pool
     from merope.errors import invalid
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config

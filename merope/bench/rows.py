@@ -5,12 +5,11 @@ Every stage goes on where it was stopped, so that a row can be made in pieces of
 
 import gc
 import json
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +31,12 @@ from merope.bench.result_files import (
 from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
-from merope.evaluate.workers import InThisProcess, leave_with_parent
 from merope.formats.writing import replace_text
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.loop import train
 from merope.train.provenance import provenance, steps_done, timed_piece
 from merope.world.commanded import WorldTest
-
-WORKER_NICENESS = 10
 
 Stage = Literal["trained", "generated", "scored"]
 
@@ -258,39 +254,3 @@ def time_limit(seconds: float) -> Iterator[Callable[[], bool]]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Workers(ProcessPoolExecutor):
-    """Starts processes with signals held back: one that is ended before `_begin_worker` would break the pool."""
-
-    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        try:
-            return super().submit(call, *arguments, **named)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def scoring_pool(workers: int) -> Iterator[Executor]:
-    """Processes that recover poses, each on one core; one worker works in this process. Jobs left over are dropped."""
-    spawn = torch.multiprocessing.get_context("spawn")
-    pool = _Workers(workers, spawn, initializer=_begin_worker) if workers > 1 else InThisProcess()
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
-    """Ignore signals that stop training: the whole group may get them, but they are for the process that trains.
-
-    A worker ends when that process ends, in whatever way; otherwise it would wait for jobs for ever. It takes one core
-    and yields to training, which needs its cores to keep a GPU busy.
-    """
-    leave_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # read when OpenCV is imported, which is later
-    os.nice(WORKER_NICENESS)

@@ -129,9 +129,10 @@ class Pairs:
         copies: int,
     ) -> "Pairs":
         """The pairs of numbered rays, each repeated for the rays number · copies to number · copies + copies − 1."""
-        kept = (number[self.ray] >= 0).nonzero().squeeze(-1)
-        ray = number[self.ray[kept], None] * copies + torch.arange(copies, device=number.device)
-        solid, near = (t[kept, None].expand_as(ray).flatten() for t in (self.solid, self.near_m))
+        new = number.index_select(0, self.ray)
+        kept = (new >= 0).nonzero().squeeze(-1)
+        ray = new.index_select(0, kept)[:, None] * copies + torch.arange(copies, device=number.device)
+        solid, near = (t.index_select(0, kept).repeat_interleave(copies) for t in (self.solid, self.near_m))
         return Pairs(solid, ray.flatten(), near)
 
 
@@ -152,13 +153,13 @@ def pairs_in_reach(
     camera = solid.div(len(numbers), rounding_mode="floor")
     solid = solid + camera * (solids.wedge_cos.shape[1] - len(numbers)) + numbers.start
     ray = camera * directions.shape[-1] + pixel
-    direction = turned_into(solids.yaw_cos_sin[:, solid], directions.flatten(1)[:, ray])
-    half = solids.half[:, solid]
+    direction = turned_into(solids.yaw_cos_sin.index_select(1, solid), directions.flatten(1).index_select(1, ray))
+    half = solids.half.index_select(1, solid)
     if spread is not None:
-        half = half + solids.far_m[solid] * spread.flatten()[ray]
-    enter, leave = interval(solids.origin[:, solid], direction, half)
+        half = half + solids.far_m.index_select(0, solid) * spread.flatten().index_select(0, ray)
+    enter, leave = interval(solids.origin.index_select(1, solid), direction, half)
     met = ((leave >= enter) & (leave > 0.0)).nonzero().squeeze(-1)
-    return Pairs(solid[met], ray[met], enter[met])
+    return Pairs(*(part.index_select(0, met) for part in (solid, ray, enter)))
 
 
 def _inside_wedges(
@@ -182,10 +183,11 @@ def nearest(
 ) -> tuple[Tensor, Tensor]:  # [R] metres, int64 [R]
     """Distance to the nearest of its solids along each ray, and that solid; inf and -1 for none."""
     solid, ray = pairs.solid, pairs.ray
-    direction = turned_into(solids.yaw_cos_sin[:, solid], directions[:, ray])
-    distance = first_surface(*interval(solids.origin[:, solid], direction, solids.half[:, solid]))
+    direction = turned_into(solids.yaw_cos_sin.index_select(1, solid), directions.index_select(1, ray))
+    origin, half = (part.index_select(1, solid) for part in (solids.origin, solids.half))
+    distance = first_surface(*interval(origin, direction, half))
     met = distance.isfinite().nonzero().squeeze(-1)
-    solid, ray, distance = solid[met], ray[met], distance[met]
+    solid, ray, distance = (part.index_select(0, met) for part in (solid, ray, distance))
     best = directions.new_full((directions.shape[1],), math.inf).scatter_reduce(0, ray, distance, "amin")
-    winner = torch.where(distance == best[ray], solid, -1)
+    winner = torch.where(distance == best.index_select(0, ray), solid, -1)
     return best, solid.new_full(best.shape, -1).scatter_reduce(0, ray, winner, "amax")

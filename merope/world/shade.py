@@ -18,7 +18,7 @@ def shaded(
 ) -> Tensor:  # [3, R] in [0, 1]
     """Colours of all rays."""
     on_solid, finite = hits.solid >= 0, hits.distance_m.isfinite()
-    is_facade = world.solids.material[hits.solid % len(world.solids.material)] == FACADE
+    is_facade = world.solids.material.index_select(0, hits.solid % len(world.solids.material)) == FACADE
     colour = torch.empty_like(hits.direction)
     for shader, where in (
         (_sky, ~finite),
@@ -27,7 +27,7 @@ def shaded(
         (_fitting, on_solid & ~is_facade),
     ):
         ray = where.nonzero().squeeze(-1)
-        colour[:, ray] = shader(world, view, hits.at(ray), angle_rad[ray])
+        colour.index_copy_(1, ray, shader(world, view, hits.at(ray), angle_rad.index_select(0, ray)))
     which = view.which[hits.camera]
     left = torch.exp(-hits.distance_m / world.air.haze_m[which])
     return mixed(world.air.horizon.T[:, which], colour, torch.where(finite, left, 1.0)).clamp(0.0, 1.0)
@@ -42,7 +42,7 @@ def _sky(world: World, view: View, hits: Hits, angle_rad: Tensor) -> Tensor:  # 
 def _ground(world: World, view: View, hits: Hits, angle_rad: Tensor) -> Tensor:  # [3, n]
     air, which = world.air, view.which[hits.camera]
     x, _, z = view.centre_m.T[:, hits.camera] + hits.distance_m * hits.direction
-    streets = world.streets.each(lambda t: t.T.float()[:, which])
+    streets = world.streets.each(lambda t: t.T.float().index_select(1, which))
     spread = hits.distance_m * angle_rad
     return ground_colour(streets, x, z, hits.direction, spread, air.grass.T[:, which], air.grain.T[:, which])
 
@@ -60,12 +60,12 @@ def _surface(world: World, view: View, hits: Hits, angle_rad: Tensor) -> Surface
     """The hits in the axes of the solids that were hit."""
     air, which, seen = world.air, view.which[hits.camera], view.solids
     number = hits.solid % len(world.solids.material)
-    yaw = seen.yaw_cos_sin[:, hits.solid]
+    origin, half, yaw = (t.index_select(1, hits.solid) for t in (seen.origin, seen.half, seen.yaw_cos_sin))
     direction = turned_into(yaw, hits.direction)
     return Surface(
-        point_m=seen.origin[:, hits.solid] + hits.distance_m * direction,
+        point_m=origin + hits.distance_m * direction,
         direction=direction,
-        half_m=seen.half[:, hits.solid],
+        half_m=half,
         spread_m=hits.distance_m * angle_rad,
         colour=world.solids.colour[which, number].T.contiguous(),
         grain=world.solids.grain[which, number],

@@ -36,7 +36,8 @@ class Hits:
     camera: Tensor  # int64 [R]
 
     def at(self, ray: Tensor) -> "Hits":  # int64 [n]
-        return Hits(self.direction[:, ray], self.distance_m[ray], self.solid[ray], self.camera[ray])
+        parts = (self.direction, self.distance_m, self.solid, self.camera)
+        return Hits(*(part.index_select(-1, ray) for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +100,7 @@ def cast_within(
     camera: Tensor,  # int64 [R]
 ) -> Hits:
     """Nearest of ground and paired solids along every ray."""
-    distance, solid = ray_plane(view.drop_m[camera], direction[1]), torch.full_like(camera, -1)
+    distance, solid = ray_plane(view.drop_m.index_select(0, camera), direction[1]), torch.full_like(camera, -1)
     for (_, interval), those in zip(view.kinds(), pairs, strict=True):
         reached, index = nearest(view.solids, interval, those, direction)
         nearer = reached < distance

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from merope.bench import rows, scores
 from merope.bench.generated import generated_file
 from merope.bench.result_files import SAME_RUN, is_scored, parts_of, put_together
-from merope.bench.rows import InThisProcess, Scorer, run_rows
+from merope.bench.rows import Scorer, run_rows
 from merope.cli import main
+from merope.evaluate.workers import InThisProcess
 from merope.train.config import TrainConfig
 from merope.train.loop import train
 from merope.world.commanded import WorldTest

@@ -21,8 +21,9 @@ from safetensors.torch import load_file, save_file
 from merope.bench import rows
 from merope.bench.generated import generate_row, generated_file
 from merope.bench.result_files import is_scored
-from merope.bench.rows import Scorer, run_rows, scoring_pool, time_limit, train_row
+from merope.bench.rows import Scorer, run_rows, time_limit, train_row
 from merope.bench.scores import floor_file, with_seed
+from merope.bench.scoring_pool import scoring_pool
 from merope.bench.table import Row, group_table, read_rows, tables
 from merope.evaluate.workers import InThisProcess
 from merope.train import provenance as source

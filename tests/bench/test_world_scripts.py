@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from merope.bench.result_files import parts_of
-from merope.bench.rows import scoring_pool
+from merope.bench.scoring_pool import scoring_pool
 from merope.train.checkpoint import complete
 from tests.bench.made_up_results import write_result
 

@@ -60,6 +60,11 @@ def turn_by_colmap(video: Video) -> PoseEstimate:
     return COLMAP(video.frames, video.lens)
 
 
+@pytest.fixture(scope="module")
+def turn_by_tracker(video: Video) -> PoseEstimate:
+    return TRACKER(video.frames, video.lens)
+
+
 def test_colmap_recovers_a_turn_and_repeats_itself(video: Video, turn_by_colmap: PoseEstimate) -> None:
     found = turn_by_colmap
     errors = video.errors_of(found)
@@ -102,15 +107,15 @@ def test_an_unknown_focal_length_is_estimated_before_the_paths() -> None:
     assert errors.tr_percent < 3.0
 
 
-def test_poses_say_how_many_points_support_them(video: Video, turn_by_colmap: PoseEstimate) -> None:
-    for found in (turn_by_colmap, TRACKER(video.frames, video.lens)):
+def test_poses_say_how_many_points_support_them(turn_by_colmap: PoseEstimate, turn_by_tracker: PoseEstimate) -> None:
+    for found in (turn_by_colmap, turn_by_tracker):
         assert found.inliers is not None
         assert found.inliers >= 12
         assert found.doubt == ""
 
 
-def test_the_tracker_follows_a_turn_and_repeats_itself(video: Video) -> None:
-    found = TRACKER(video.frames, video.lens)
+def test_the_tracker_follows_a_turn_and_repeats_itself(video: Video, turn_by_tracker: PoseEstimate) -> None:
+    found = turn_by_tracker
     errors = video.errors_of(found)
     assert errors.valid_frames == 25
     assert errors.rot_deg < 0.5

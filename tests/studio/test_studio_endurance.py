@@ -24,7 +24,7 @@ from merope.studio.page_session import PageSession
 from merope.studio.server_folder import LOCK, ServerFolder, remove_abandoned
 from merope.studio.street_drive import StreetDrive
 
-SECONDS = float(os.environ.get("MEROPE_STUDIO_SECONDS", "8"))
+SECONDS = float(os.environ.get("MEROPE_STUDIO_SECONDS", "5"))
 """How long pages come and go. Before a release it is a minute."""
 
 PAGES, FIRST, BLOCK = 20, 9, 12

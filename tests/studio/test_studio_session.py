@@ -17,7 +17,7 @@ from merope.studio.load_models import load_model
 from merope.studio.studio_model import ModelChoice
 
 FIRST, BLOCK = 9, 12
-FIVE = (0, 75), (0, 55), (-4, 35), (-10, 16), (-20, -2)  # on the map: a path of a second
+CLICKS = (0, 75), (0, 54), (-6, 34)  # on the map: a path of a second, which is one block
 CARD = r"rot\n([\d.]+)°\nmetric tr\n([\d.]+) %\noff here\n.+\nleft the path\n(never|at [\d.]+ s)"
 
 
@@ -83,8 +83,8 @@ def undo_and_save(person: Person, saves: Path) -> None:
 
 def draw_and_generate(person: Person, saves: Path) -> None:
     person.click("to-draw")
-    person.click_street(*FIVE)
-    assert len(person.driver.find_elements(By.CSS_SELECTOR, "#points tr")) == 5
+    person.click_street(*CLICKS)
+    assert len(person.driver.find_elements(By.CSS_SELECTOR, "#points tr")) == len(CLICKS)
     person.until(lambda: re.match(r"[\d.]+ m in [\d.]+ s", person.read("traced")))
     person.click("generate")
     person.until(lambda: person.driver.find_elements(By.ID, "take-1"))
