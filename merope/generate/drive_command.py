@@ -17,6 +17,7 @@ from merope.generate.command import check_machine, checked_model, load_pipeline,
 from merope.generate.drive_folder import DriveFolder
 from merope.generate.drive_inputs import DriveConfig, Route, RouteFinder, route_from_files
 from merope.generate.inputs import GenerateConfig
+from merope.generate.recall import REMEMBERED
 from merope.generate.stream_checks import check_past_noise, check_prefix_blocks, check_recall
 from merope.generate.stream_file import StreamSettings
 from merope.geometry.cameras import Cameras
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from merope.generate.camera_video import CameraVideoPipeline
     from merope.generate.preflight import ModelOutline
     from merope.generate.stream import CameraStream
-
-
-REMEMBERED = 600
-"""Latent frames that views are recalled from, two and a half minutes at 16 Hz. They are written after every block."""
 
 
 def drive(

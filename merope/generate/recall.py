@@ -19,6 +19,9 @@ from merope.geometry.cameras import Cameras
 HERE, BEFORE, NOW = "here", "before", "now"
 """Location and traversals as retrieval calls them."""
 
+REMEMBERED = 600
+"""Latent frames that views are recalled from, two and a half minutes at 16 Hz, where nobody says how many."""
+
 
 @dataclass(frozen=True, eq=False)
 class PastBlock:

@@ -91,7 +91,7 @@ class StreetDrive:
             show(Block(first + made, frames, poses[own], held[own], time.perf_counter() - began_s))
             made += len(frames)
 
-        frames = self._stream.drive(poses, on_step=on_step, on_frames=show_part)
+        frames = self._stream.drive(poses, self.model.recall, on_step=on_step, on_frames=show_part)
         try:
             self.recording.add(frames, poses)
         except OSError:  # the disk is full

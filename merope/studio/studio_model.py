@@ -12,6 +12,7 @@ from merope.demo.drive import SHIPPED_MODEL
 from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.recall import REMEMBERED
 from merope.generate.stream import BLOCK_FRAMES, CameraStream
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens
@@ -79,6 +80,12 @@ class StudioModel:
         return self.pipe.causal_block_frames is not None
 
     @property
+    def recall(self) -> int:
+        """Older views of the same place that a block is shown. Their pass would delay the first frame on a CPU."""
+        is_quick = self.pipe.transformer.device.type == "cuda"
+        return self.pipe.causal_block_frames or BLOCK_FRAMES if is_quick else 0
+
+    @property
     def first_frames(self) -> int:
         """Frames that a stream begins with: those of one block."""
         block = self.pipe.causal_block_frames or BLOCK_FRAMES
@@ -134,6 +141,7 @@ class StudioModel:
             num_inference_steps=sampling.steps,
             guidance_scale=self.guidance,
             seed=self.seed,
+            remember=REMEMBERED if self.recall else 0,
             cuda_graphs=is_bound_by_launches(self.pipe.transformer),
         )
 

@@ -1,6 +1,7 @@
 """Steering: cameras that go on from the last one, as a car would."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,11 @@ from torch.testing import assert_close
 
 from merope.geometry.poses import relative
 from merope.geometry.trajectories import unicycle_path
+from merope.studio.lens_choice import LensChoice
 from merope.studio.steering import Controls, controls_of, steered
+from merope.studio.street_drive import StreetDrive
+from merope.studio.street_view import StreetView
+from merope.studio.studio_model import Sampling, StudioModel
 
 
 def test_what_is_held_already_goes_on_in_an_exact_arc() -> None:
@@ -42,3 +47,15 @@ def test_the_numbers_of_a_path_are_those_that_made_it() -> None:
 def test_what_no_car_does_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="speed_m_s must be a number from −20 to 20"):
         Controls(wrong)  # type: ignore[arg-type]
+
+
+def test_a_place_is_recalled_where_a_gpu_makes_it_quick(
+    model: StudioModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU nothing is recalled: somebody waits for the first frame."""
+    assert model.recall == 0
+    monkeypatch.setattr(StudioModel, "recall", 3)
+    drive = StreetDrive(model, StreetView(4, LensChoice("pinhole", 70.0), model.clips), Sampling(1), tmp_path)
+    for _ in range(14):  # it comes to a stand, and its window forgets frames of that place
+        drive.block(Controls(0.0), lambda step: None, lambda block: None)
+    assert drive._stream.recalled
