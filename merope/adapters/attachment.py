@@ -244,12 +244,12 @@ def _check_blocks(transformer: ModelMixin, branch: CameraBranch) -> None:
             expected = f"without context parallelism for {branch.family.models} with a camera branch"
             fix = "shard samples instead: plans are not split over ranks"
             raise invalid("transformer", expected, f"block {index} with it", fix)
-        if any(_has_offload_hook(layer) for layer in getattr(attn, branch.family.query).modules()):
+        if any(has_offload_hook(layer) for layer in getattr(attn, branch.family.query).modules()):
             fix = "attach or load the branch first, then call enable_sequential_cpu_offload or enable_group_offload"
             raise invalid("transformer", "one whose layers are not offloaded yet", f"block {index} offloaded", fix)
 
 
-def _has_offload_hook(layer: nn.Module) -> bool:
+def has_offload_hook(layer: nn.Module) -> bool:
     """Whether the weights of a layer come for its forward and go after it, be it accelerate's or diffusers' doing."""
     hooks = getattr(layer, "_diffusers_hook", None)
     is_grouped = hooks is not None and hooks.get_hook(GROUP_OFFLOADING) is not None

@@ -8,6 +8,7 @@ What is not a number stays as it was when it was recorded. Weights that were mov
 model (another processor, another scale of an adapter) are not: open a new stream after them.
 """
 
+import logging
 from collections.abc import Callable, Hashable
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -16,24 +17,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merope.adapters.attachment import attached_branch
+from merope.adapters.attachment import attached_branch, has_offload_hook
 from merope.adapters.block_passes import BlockCondition, block_pass, finished_block
 from merope.adapters.causal_wan import commit
 from merope.adapters.families.noise import TIMESTEPS
 from merope.adapters.key_cache import KeyCache
 from merope.attention.plan import AttentionPlan
 
+_logger = logging.getLogger("merope")
+
 WARM_UP_PASSES = 2
 """Before a recording: libraries choose their kernels and Triton compiles its own."""
 
 SMALL_PARAMETERS = 500_000_000
-"""A transformer below this is done with a launch before the next one comes, on the GPUs of today."""
+"""An estimate: a transformer below this is done with a launch before the next one comes."""
+
+
+def why_not_recorded(transformer: Any) -> str | None:
+    """Why the passes of a model cannot be recorded; None when they can."""
+    parts = list(transformer.modules())
+    if transformer.device.type != "cuda":
+        return f"a transformer on {transformer.device}, not on a CUDA GPU"
+    if hasattr(transformer, "_orig_mod") or any(getattr(part, "_compiled_call_impl", None) for part in parts):
+        return "a transformer that torch.compile has taken over"
+    if any(has_offload_hook(part) for part in parts):
+        return "a transformer whose weights come and go"
+    return None
 
 
 def is_bound_by_launches(transformer: Any) -> bool:
-    """Whether a model is better recorded: a small one on a CUDA GPU that torch.compile has not taken over."""
+    """Whether a model is better recorded: a small one that can be."""
     small = sum(weight.numel() for weight in transformer.parameters()) < SMALL_PARAMETERS
-    return small and transformer.device.type == "cuda" and not hasattr(transformer, "_orig_mod")
+    return small and why_not_recorded(transformer) is None
 
 
 class Passes:
@@ -75,7 +90,9 @@ class RecordedPasses(Passes):
         self._recording: _Recording | None = None
         self._plan: AttentionPlan | None = None  # tells one block from the next
         self._structure: Hashable = None
+        self._failed = False
 
+    @torch.no_grad()
     def velocity(self, block: BlockCondition, latents: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
         """As `Passes.velocity`."""
         recording = self._for_block(block, latents, text)
@@ -83,6 +100,7 @@ class RecordedPasses(Passes):
             return super().velocity(block, latents, timestep, text)
         return recording.replay(block, latents, timestep).clone()
 
+    @torch.no_grad()
     def commit(
         self, cache: KeyCache, block: BlockCondition, latents: Tensor, text: Tensor, noise_level: float = 0.0
     ) -> KeyCache:
@@ -101,9 +119,20 @@ class RecordedPasses(Passes):
             if self._recording is not None and self._recording.structure != self._structure:
                 self._recording = None  # its memory first
             if self._recording is None and self._structure is not None and self._structure == before:
-                recording = _Recording(self.transformer, self._structure, block, latents, text)
-                self._recording = recording if recording.is_complete else None
+                self._recording = self._recorded(block, latents, text)
         return self._recording
+
+    def _recorded(self, block: BlockCondition, latents: Tensor, text: Tensor) -> "_Recording | None":
+        """None where a pass cannot be recorded; says why, once, and does not try again."""
+        if self._failed:
+            return None
+        try:
+            recording = _Recording(self.transformer, self._structure, block, latents, text)
+        except RuntimeError as error:  # no memory is left, or a layer waits for the GPU
+            self._failed = True
+            _logger.warning("passes of the stream run launch by launch, they could not be recorded: %s", error)
+            return None
+        return recording if recording.is_complete else None
 
 
 class _Recording:
@@ -121,7 +150,7 @@ class _Recording:
         self._read, outline = _numbers(self.block), _outline(_read_by_layers(self.block), [])
         self._current: object = None
         self._replay, self.predicted = _record(
-            lambda: block_pass(transformer, self.block, self.latents, self.timestep, own_text)
+            lambda: block_pass(transformer, self.block, self.latents, self.timestep, own_text), latents.device
         )
         # Tables that the pass itself made of a plan would stay those of this block.
         self.is_complete = _outline(_read_by_layers(self.block), []) == outline
@@ -138,16 +167,17 @@ class _Recording:
         return self.predicted
 
 
-def _record(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+def _record(call: Callable[[], Tensor], device: torch.device) -> tuple[Callable[[], None], Tensor]:
     """What runs a call again, on the memory that it reads now, and the memory into which it writes its result."""
-    warm_up, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    warm_up.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(warm_up):
-        for _ in range(WARM_UP_PASSES):
-            call()
-    torch.cuda.current_stream().wait_stream(warm_up)
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the GPU meanwhile
-        result = call()
+    with torch.cuda.device(device):
+        stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_PASSES):
+                call()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other threads may go on
+            result = call()
     return graph.replay, result
 
 

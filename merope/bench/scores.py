@@ -17,6 +17,7 @@ from torch import Tensor
 
 from merope.bench.generated import about_videos, generated_file, pipeline_folder
 from merope.bench.result_files import SCORING
+from merope.errors import invalid
 from merope.evaluate.summary import summarise
 from merope.evaluate.world_scores import (
     FLOOR_NOISE,
@@ -35,6 +36,7 @@ from merope.train.config import TrainConfig
 from merope.world.clips import WorldClips
 from merope.world.commanded import MANOEUVRES, CommandedClip, WorldTest, clips_of_world
 
+FIX = "run from the root of the checkout, with model.pretrained as a folder"
 COLMAP_ROWS = 144
 """Height from which on COLMAP finds the poses of true renders."""
 WIDE_DEG, FISHEYE_DEG, FISHEYE_XI = 90.0, 120.0, 0.5
@@ -62,8 +64,7 @@ def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> lis
 def score_world(job: WorldJob) -> bytes:
     """The scores of a job, pickled: tensors that processes share hold a file handle each, and a row has hundreds.
 
-    Worlds are rendered and latents decoded on a GPU where there is one: a core takes six times as long for both as for
-    the poses.
+    Worlds are rendered and latents decoded on a GPU where there is one: on a core both take longer than the poses.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     commanded = clips_of_world(job.test.paths(job.clips, job.seed), job.clips, job.seed, device)
@@ -91,6 +92,8 @@ def _video(file: Path, name: str, vae: Path | None, device: torch.device) -> Ten
     with safe_open(file, "pt") as videos:
         kept: Tensor = videos.get_tensor(name)
     if vae is None:
+        if kept.dtype != torch.uint8:
+            raise invalid(f"{file}: {name}", "frames, or latents of a model whose VAE is in a folder", kept.dtype, FIX)
         return kept
     frames = _coding(vae, device).decode_latents(kept[None].float())[0]
     return as_bytes((frames.movedim(0, -1) + 1.0) / 2.0).cpu()
@@ -99,6 +102,7 @@ def _video(file: Path, name: str, vae: Path | None, device: torch.device) -> Ten
 @lru_cache(maxsize=1)
 def _coding(vae: Path, device: torch.device) -> VaeCoding:
     """One for all clips that a process scores."""
+    torch.backends.cudnn.allow_tf32 = False  # as on a CPU, or scores would depend on the machine
     coding = VaeCoding(vae)
     coding.vae.to(device)
     return coding

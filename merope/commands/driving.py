@@ -57,7 +57,9 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--window", type=int, default=12, help="latent frames that a block sees, its own 3 included (12)")
     how.add_argument("--sink", type=int, default=3, help="first latent frames that it sees besides (3)")
-    how.add_argument("--past-noise", type=float, default=0.0, metavar="LEVEL", help="on what it sees of the past (0)")
+    how.add_argument(
+        "--past-noise", type=float, default=0.0, metavar="LEVEL", help="level of noise on finished blocks (0)"
+    )
     how.add_argument("--recall", type=int, default=0, metavar="N", help="older views of the same place, at most 3 (0)")
     how.add_argument("--steps", type=int, help="denoising steps of a block: what the model was trained for, or 50")
     how.add_argument("--guidance", type=float, help="scale of text guidance: 5, or 1 without a text encoder")
@@ -117,9 +119,10 @@ def _resumed(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     now = json.loads(json.dumps(given, default=str))
     for name, value in now.items():
         said = value != json.loads(json.dumps(defaults[name], default=str))
-        if said and name not in MAY_CHANGE and not _is_same(name, value, recorded.get(name)):
+        before = recorded.get(name, defaults[name])  # of a drive that is older than the option
+        if said and name not in MAY_CHANGE and not _is_same(name, value, before):
             fix = "leave it out, or begin another drive in another folder"
-            raise invalid(f"--{name.replace('_', '-')}", f"{recorded.get(name)} as when the drive began", value, fix)
+            raise invalid(f"--{name.replace('_', '-')}", f"{before} as when the drive began", value, fix)
     paths = {name: Path(recorded[name]) for name in FILES if recorded.get(name) is not None}
     return {**defaults, **recorded, **paths, **{name: given[name] for name in MAY_CHANGE}}
 

@@ -144,6 +144,7 @@ class CameraStream:
         """Write all that it takes to go on into one file, in one step; `pipe.resume_stream(folder)` reads it."""
         return write_stream(Path(folder), self.pipe, self.settings, self.lens, self._state)
 
+    @torch.no_grad()
     def _begin(
         self,
         prefix: Tensor,  # uint8 [1, T, H, W, 3]

@@ -7,6 +7,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from torch import Tensor
 
 from merope.adapters.history import HistoryReferences
+from merope.adapters.recorded_passes import why_not_recorded
 from merope.errors import invalid
 from merope.generate.strides import VideoStrides
 from merope.generate.text import Text
@@ -35,13 +36,11 @@ def check_models(pipe: "CameraVideoPipeline") -> None:
 
 
 def check_graphs(cuda_graphs: bool, pipe: "CameraVideoPipeline") -> None:
-    """Refuse to record what does not run on a CUDA GPU, or is compiled, which records by itself."""
-    device = pipe._execution_device
-    if cuda_graphs and device.type != "cuda":
-        raise invalid("cuda_graphs", "False on this device", f"True on {device}", "move the pipeline to a GPU first")
-    if cuda_graphs and hasattr(pipe.transformer, "_orig_mod"):
-        fix = 'leave it out, or compile with mode="reduce-overhead"'
-        raise invalid("cuda_graphs", "False for a compiled transformer", "True", fix)
+    """Refuse to record what cannot be recorded."""
+    reason = why_not_recorded(pipe.transformer) if cuda_graphs else None
+    if reason is not None:
+        fix = "leave it out, or move a transformer that is not compiled to a GPU as a whole"
+        raise invalid("cuda_graphs", "False for this model", f"True for {reason}", fix)
 
 
 def check_settings(pipe: "CameraVideoPipeline", settings: "StreamSettings", text: Text) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny_pipelines import video
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -13,7 +14,7 @@ from merope.adapters.recorded_passes import Passes, RecordedPasses, is_bound_by_
 from merope.attention.plan import AttentionPlan
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.stream import CameraStream
-from tests.generate.tiny_streams import ANY_SIZE, begun, model, next_poses
+from tests.generate.tiny_streams import ANY_SIZE, begun, model, next_poses, path
 
 BLOCKS, WINDOW = 7, 6
 
@@ -23,8 +24,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often each recording was replayed."""
     replays: list[int] = []
 
-    def record(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def record(call: Callable[[], Tensor], device: torch.device) -> tuple[Callable[[], None], Tensor]:
         result, number = call().clone(), len(replays)
+        assert not result.requires_grad
         replays.append(0)
 
         def replay() -> None:
@@ -73,19 +75,42 @@ def test_guidance_has_a_recording_for_each_text(recordings: list[int]) -> None:
 
 def test_undo_recall_and_moved_weights_are_noticed(recordings: list[int]) -> None:
     pipe = model()
-    plain, graphed = (begun(pipe, window=WINDOW, remember=100) for _ in range(2))
+    plain, graphed = (begun(pipe, window=3, remember=100) for _ in range(2))
     recorded(graphed)
-    for number in range(9):
-        poses, recall = next_poses(plain), 3 if number == 5 else 0
-        if number == 7:
+    made, poses = [], path(12, 9)  # a car that drives to and fro
+    for number in range(11):
+        if number == 4:  # as if it had not been driven
             graphed.drive(poses.flip(0))
             graphed.undo()
+        if number == 9:
             for weight in pipe.transformer.parameters():
                 weight.data = weight.data.clone()
+        recall = 3 if number == 5 else 0
         plain.drive(poses, recall=recall), graphed.drive(poses, recall=recall)
         assert plain.recalled == graphed.recalled
+        assert bool(graphed.recalled) == bool(recall)
         assert_close(graphed.latents, plain.latents, **ANY_SIZE)
-    assert len(recordings) >= 2, "moved weights need another recording"
+        poses = poses.flip(0)
+        made.append(len(recordings))
+    # Two blocks alike, then one with recalled views, two alike again, and two after the weights were moved.
+    assert made == [0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 3]
+
+
+def test_a_long_prefix_and_a_pass_that_cannot_be_recorded(
+    recordings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merope.generate.stream.Passes", RecordedPasses)
+    long = {"prefix": video(45), "cameras": path(45), "window": WINDOW}
+    begun(model(), **long)
+    assert len(recordings) == 1, "the prefix has two blocks alike"
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(recorded_passes, "_record", fail)
+    stream = begun(model(), **long)
+    stream.drive(next_poses(stream))
+    assert stream._passes[0]._failed  # type: ignore[attr-defined]
 
 
 def test_what_a_pass_makes_of_a_plan_is_not_recorded(recordings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +130,9 @@ def test_what_a_pass_makes_of_a_plan_is_not_recorded(recordings: list[int], monk
 
 def test_graphs_are_refused_without_a_gpu_and_not_chosen() -> None:
     pipe: CameraVideoPipeline = model()
-    with pytest.raises(ValueError, match=r"cuda_graphs.*move the pipeline to a GPU"):
+    with pytest.raises(
+        ValueError, match=r"cuda_graphs must be False for this model, got True for a transformer on cpu"
+    ):
         begun(pipe, cuda_graphs=True)
     assert not is_bound_by_launches(pipe.transformer)
     assert all(type(passes) is Passes for passes in begun(pipe)._passes)

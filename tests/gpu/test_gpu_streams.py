@@ -55,6 +55,8 @@ def test_a_recorded_stream_is_that_of_single_launches(dtype: torch.dtype) -> Non
         for stream in (plain, recorded):
             stream.drive(next_poses(stream), recall=recall)
         assert apart(recorded, plain) <= bound, f"block {number}"
+        if number in (4, BLOCKS - 1):  # two blocks alike were driven
+            assert recorded._passes[0]._recording is not None  # type: ignore[attr-defined]
 
 
 def test_recorded_passes_leave_no_trace_of_other_streams() -> None:
