@@ -73,7 +73,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def commands(tiny_files: Path, videos: Path) -> dict[str, Run]:
-    small = ("--scenes", "4", "--frames", "3", "--size", "16", "24")
+    small = ("--scenes", "4", "--frames", "3", "--size", "32", "64")
     paths = ("--commanded", str(videos / "commanded"), "--videos", str(videos / "videos"))
     recovered = ("--estimator", "precomputed", "--estimates", str(videos / "estimates"), "--workers", "1")
     return {
