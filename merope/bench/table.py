@@ -24,7 +24,7 @@ COLUMNS = {
     "psnr_db": "PSNR dB",
 }
 STRANGERS = {"colmap_percent": "COLMAP registers %", "colmap_rot_deg": "COLMAP rot °"}
-"""Columns of rows whose frames are large enough for COLMAP."""
+"""Columns of rows whose frames are large enough for COLMAP, which sees the clips of some worlds."""
 EVERY_CLIP = ("auc_10", "psnr_db")
 """Metrics that every clip has, however badly it follows."""
 SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
@@ -66,7 +66,11 @@ class Row:
 
     def grid(self, metric: str, stretch: float = 1.0, lens: str | None = None) -> Grid:
         """A metric of all clips of a test, or of those through one kind of lens."""
-        return grid({seed: self.part(seed, stretch)["clips"] for seed in self.tested(stretch)}, metric, lens)
+        clips = {seed: self.part(seed, stretch)["clips"] for seed in self.tested(stretch)}
+        if metric in STRANGERS:
+            unseen = dict.fromkeys(STRANGERS)
+            clips = {seed: {name: unseen | clip for name, clip in some.items()} for seed, some in clips.items()}
+        return grid(clips, metric, lens)
 
     def lost(self, stretch: float = 1.0) -> str:
         """Frames without a pose, of all frames of all seeds."""
@@ -80,8 +84,12 @@ class Row:
 
     @property
     def is_seen_by_strangers(self) -> bool:
-        """Whether COLMAP was asked about its clips."""
-        return all("colmap_percent" in clip for result in self.seeds.values() for clip in result["clips"].values())
+        """Whether COLMAP was asked about clips of every seed."""
+        return all(self.worlds_of_strangers(seed) for seed in self.seeds)
+
+    def worlds_of_strangers(self, seed: int) -> int:
+        """Worlds whose clips COLMAP was asked about."""
+        return len({clip["world"] for clip in self.seeds[seed]["clips"].values() if "colmap_percent" in clip})
 
     @property
     def held_out_loss(self) -> float:
@@ -160,7 +168,8 @@ def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WO
 
 
 def _about(rows: Mapping[str, Row]) -> str:
-    row = next(iter(rows.values())).any_seed
+    first = next(iter(rows.values()))
+    row, strangers = first.any_seed, first.worlds_of_strangers(next(iter(first.seeds)))
     test, floor = row["test"], row["rows"]["floor"]["all"]
     clips = len(row["clips"])
     values = floor["values"]
@@ -172,7 +181,8 @@ def _about(rows: Mapping[str, Row]) -> str:
         f"{values['metric_tr_percent']['mean']:.3f} %, CamMC {values['cammc']['mean']:.3f}, "
         f"{floor['failed_frames']} of {floor['frames']} frames lost."
         + (
-            f" COLMAP registers {floor['colmap_percent']:.1f} % of the true frames."
+            f" COLMAP is given the clips of {strangers} worlds; of true frames it registers "
+            f"{floor['colmap_percent']:.1f} %."
             if "colmap_percent" in floor
             else ""
         )

@@ -69,6 +69,9 @@ def test_a_row_of_latents_is_scored_by_both_estimators(tmp_path: Path, monkeypat
         assert 0.0 <= said["colmap_percent"] <= 100.0
         assert {"colmap_rot_deg", "colmap_tr_percent"} <= set(said)
     assert 0.0 <= result["rows"]["floor"]["all"]["colmap_percent"] <= 100.0
+    monkeypatch.setattr(scores, "COLMAP_WORLDS", 0)
+    (job,) = scores.world_jobs(config, TEST, generated_file(config, TEST))
+    assert {score.colmap for score in scores.scores_of([scores.score_world(job)])} == {None}
 
 
 def test_a_row_of_which_the_branch_alone_is_trained(tmp_path: Path) -> None:
