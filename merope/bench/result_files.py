@@ -5,6 +5,7 @@ All tests of a file are of the same weights, and none is ever lost.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ def is_scored(config: TrainConfig, tests: Sequence[WorldTest], results: Path) ->
 def about_clips(config: TrainConfig) -> dict[str, Any]:
     """The clips of a row, as its results file has them."""
     return json.loads(json.dumps(asdict(world_clips(config))))
+
+
+def known_floor(config: TrainConfig, test: WorldTest, results: Path) -> dict[str, Any] | None:
+    """The floor of a test in the results of any row: it depends on clips and test alone, and takes minutes of cores."""
+    for file in sorted(results.glob("*-seed*.json")):
+        with suppress(ValueError):  # a damaged file, which is refused where it is needed itself
+            result = read_result(file) or {}
+            for part in parts_of(result) if result.get("data") == about_clips(config) else ():
+                if part["test"] == asdict(test) and part.get("scoring", UNSAID_SCORING) == SCORING:
+                    return dict(part["rows"]["floor"])
+    return None
 
 
 def check_nothing_is_trained_again(config: TrainConfig, results: Path | None) -> None:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from merope.bench.generated import generate_row, generated_file
 from merope.bench.result_files import (
     about_clips,
     check_nothing_is_trained_again,
+    known_floor,
     left_alone,
     put_together,
     read_result,
@@ -53,15 +54,17 @@ class _Scoring:
     """A row that processes are working on."""
 
     config: TrainConfig
-    worlds: dict[WorldTest, list[Future[bytes]]]
+    tests: tuple[WorldTest, ...]  # the benchmark's own, then its sweep
+    worlds: dict[WorldTest, list[Future[bytes]]]  # of tests that are not written yet, in their order
+    parts: list[dict[str, Any]] = field(default_factory=list)  # tests that are written
 
     @property
-    def is_done(self) -> bool:
-        return all(future.done() for futures in self.worlds.values() for future in futures)
+    def has_scored_test(self) -> bool:
+        return all(future.done() for future in next(iter(self.worlds.values())))
 
 
 class Scorer:
-    """Recovers poses in processes of its own while other rows are trained; writes each row when it is complete."""
+    """Recovers poses in processes of its own while rows are trained; writes each test of a row when it is scored."""
 
     def __init__(self, pool: Executor, results: Path | None, rows_at_once: int = 1) -> None:
         self.pool, self.results, self.rows_at_once = pool, results, rows_at_once
@@ -80,19 +83,24 @@ class Scorer:
         """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
         for test in tests:
             file = floor_file(config, test)
-            if file not in self._floors and not file.exists():
+            if file not in self._floors and not file.exists() and not self._took_floor(config, test):
                 self._floors[file] = self._submit(world_jobs(config, test, None))
         jobs = {test: world_jobs(config, test, generated_file(config, test)) for test in tests}
-        self._rows.append(_Scoring(config, {test: self._submit(some) for test, some in jobs.items()}))
+        self._rows.append(_Scoring(config, tuple(tests), {test: self._submit(some) for test, some in jobs.items()}))
 
     def finish(self, wait: bool) -> None:
-        """Write the rows whose scores are complete; with `wait`, all rows. Those that cannot be are in `failures`."""
-        for row in [row for row in self._rows if wait or row.is_done]:
-            self._rows.remove(row)
+        """Write the tests that are scored; with `wait`, all of them. Rows that cannot be written are in `failures`."""
+        for row in self._rows.copy():
             try:
-                self.written.append(self._write(row))
+                while row.worlds and (wait or row.has_scored_test):
+                    result = self._write_test(row)
             except Exception as error:  # of a process that recovered poses: it is no fault of the next row
+                self._rows.remove(row)
                 self.failures.append(_say_and_clear(row.config, error))
+                continue
+            if not row.worlds:
+                self._rows.remove(row)
+                self.written.append(result)
 
     def earlier(self, config: TrainConfig, tests: Sequence[WorldTest]) -> list[dict[str, Any]]:
         """What was measured of the same weights before. A file of the results folder with other results is refused."""
@@ -113,17 +121,25 @@ class Scorer:
     def _submit(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
         return [self.pool.submit(score_world, job) for job in jobs]
 
-    def _write(self, row: _Scoring) -> dict[str, Any]:
-        parts = []
-        for test, futures in row.worlds.items():
-            scores = scores_of(_wait_for(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
-            parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
+    def _write_test(self, row: _Scoring) -> dict[str, Any]:
+        """Write the row's next test beside those that were written before."""
+        test, futures = next(iter(row.worlds.items()))
+        scores = scores_of(_wait_for(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
+        row.parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
         about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
-        text = json.dumps(put_together(about, parts, self.earlier(row.config, list(row.worlds))), indent=1)
+        text = json.dumps(put_together(about, row.parts, self.earlier(row.config, row.tests)), indent=1)
+        del row.worlds[test]
         replace_text(row.config.run.out / "scores.json", text)
         if self.results is not None:
             replace_text(results_file(row.config, self.results), text)
         return json.loads(text)
+
+    def _took_floor(self, config: TrainConfig, test: WorldTest) -> bool:
+        """Whether another row of the results folder has the floor of this test; it is kept beside the rows' folders."""
+        floor = None if self.results is None else known_floor(config, test, self.results)
+        if floor is not None:
+            replace_text(floor_file(config, test), json.dumps(floor, indent=1))
+        return floor is not None
 
     def _floor(self, config: TrainConfig, test: WorldTest) -> dict[str, Any]:
         file = floor_file(config, test)

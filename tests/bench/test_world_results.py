@@ -3,7 +3,8 @@
 import json
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from merope.bench import rows, scores
 from merope.bench.generated import generated_file
 from merope.bench.result_files import SAME_RUN, is_scored, parts_of, put_together
 from merope.bench.rows import Scorer, run_rows
+from merope.bench.scores import WorldJob, floor_file
 from merope.cli import main
 from merope.evaluate.workers import InThisProcess
 from merope.train.config import TrainConfig
@@ -188,3 +190,53 @@ def test_a_file_that_does_not_say_its_weights_is_known_by_its_run(row: TrainConf
     assert stretches_of(made(row, tmp_path / "results", 3.0)) == [1.0, 2.0, 3.0, 4.0, 8.0]
     (row.run.out / "pieces.jsonl").unlink()  # nothing tells which run it was
     assert "×2 of other weights" in refused(row, tmp_path / "results", *with_stretches(5.0))
+
+
+class SweepLater(InThisProcess):
+    """Scores the benchmark's own test at once, and its sweep when it is told to."""
+
+    def __init__(self) -> None:
+        self.later: list[tuple[Future[bytes], Callable[[WorldJob], bytes], WorldJob]] = []
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        (job,) = arguments
+        if job.test.stretch == 1.0:
+            return super().submit(call, job)
+        self.later.append((Future(), call, job))
+        return self.later[-1][0]
+
+    def score_sweep(self) -> None:
+        for future, call, job in self.later:
+            future.set_result(call(job))
+
+
+def test_a_test_is_written_when_it_is_scored(tmp_path: Path) -> None:
+    config, tests = tiny_config(tmp_path / "runs" / "row", "run.steps=1"), with_stretches(2.0)
+    assert run_rows([config], tests, Scorer(InThisProcess(), None), until="generated")
+    pool = SweepLater()
+    scorer = Scorer(pool, tmp_path / "results")
+    scorer.add(config, tests)
+    scorer.finish(wait=False)
+    (file,) = (tmp_path / "results").glob("*.json")
+    assert [part["test"]["stretch"] for part in parts_of(json.loads(file.read_text()))] == [1.0]
+    assert not scorer.written
+    pool.score_sweep()
+    scorer.finish(wait=False)
+    (result,) = scorer.written
+    assert [part["test"]["stretch"] for part in parts_of(result)] == [1.0, 2.0]
+    assert result == json.loads(file.read_text())
+
+
+def test_a_floor_is_taken_from_the_results_of_any_row(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "results", tmp_path / "results")
+    (file,) = (tmp_path / "results").glob("*.json")
+    (tmp_path / "results" / "damaged-seed0.json").write_text("{")
+    result = json.loads(file.read_text())
+    for part in parts_of(result):
+        part["rows"]["floor"] = {"of": part["test"]["stretch"]}
+    (tmp_path / "results" / "other-seed5.json").write_text(json.dumps(result))
+    file.unlink()
+    config, tests = tiny_config(tmp_path / "runs" / "row", "run.steps=1"), with_stretches(2.0, 8.0)
+    assert run_rows([config], tests, Scorer(InThisProcess(), tmp_path / "results"))
+    floors = [json.loads(floor_file(config, test).read_text()) for test in tests]
+    assert floors == [{"of": 1.0}, {"of": 2.0}, {}]  # of ×8 no row has one
