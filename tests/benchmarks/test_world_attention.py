@@ -1,0 +1,30 @@
+"""benchmarks/world_attention.py on a small latent model: a row for every length, and a picture."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import world_attention
+from latent_folder import CLIPS, write_latent_model
+
+from merope.formats.video import read_image
+
+
+def test_attention_of_a_model_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_latent_model(tmp_path / "model")
+    files = ["--out", str(tmp_path / "rows.json"), "--picture", str(tmp_path / "picture.png")]
+    words = ["--models", f"merope={tmp_path / 'model'}", "--worlds", "1", "--steps", "1", *files]
+    monkeypatch.setattr(sys, "argv", ["world_attention.py", *words])
+    world_attention.main()
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["length_m"] for row in rows] == list(world_attention.LENGTHS_M)
+    for row in rows:
+        assert len(row["mass"]) == 1 + (CLIPS.frames - 1) // 4
+        assert sum(row["mass"]) == pytest.approx(1.0, abs=1e-4)
+        assert row["farthest"] == pytest.approx(sum(row["mass"][:3]))
+    assert rows[0]["mass"] != rows[-1]["mass"]  # the metres are in the keys
+    assert read_image(tmp_path / "picture.png", 32, 120).float().std() > 1.0  # not an empty sheet
