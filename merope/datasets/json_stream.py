@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from merope.errors import invalid
+
 CHUNK_CHARACTERS = 1 << 20
 LONGEST_OBJECT = 16 * CHUNK_CHARACTERS
 BETWEEN = " \t\r\n,"
 
 
 def stream_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file that holds one JSON list. Raises ValueError with file and place where it is broken off."""
+    """The objects of a file that holds one JSON list. Raises ValueError with file and place where it is not."""
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8") as file:
         text = file.read(CHUNK_CHARACTERS).lstrip()
@@ -32,5 +34,13 @@ def stream_objects(path: Path) -> Iterator[dict[str, Any]]:
                     raise ValueError(problem) from None
                 text, place = text[place:] + more, 0
                 continue
+            except RecursionError:
+                raise _no_object(path, count, "brackets without end") from None
+            if not isinstance(value, dict):
+                raise _no_object(path, count, repr(value)[:40])
             count += 1
             yield value
+
+
+def _no_object(path: Path, item: int, got: str) -> ValueError:
+    return invalid(f"item {item} of {path}", "a JSON object", got, "get the file again")

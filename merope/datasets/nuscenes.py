@@ -86,9 +86,9 @@ class NuScenes:
         if cached is None:
             try:
                 cached = read_frames(tables, channel)
-            except KeyError as error:
-                problem = f"the tables of {tables} cannot be joined: one lacks a field or row {error}"
-                raise ValueError(f"{problem}; get the tables again") from None
+            except (KeyError, TypeError) as error:
+                reason = f"lacks a field or row {error}" if isinstance(error, KeyError) else f"has a bad value: {error}"
+                raise ValueError(f"the tables of {tables} cannot be joined: one {reason}; get them again") from None
             _save(cached, file)
         self.frames = cached
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from merope.datasets.clip import Clip
@@ -29,6 +30,7 @@ COEFFICIENTS = (4, 5, 8)
 """Lengths of OpenCV's list k1 k2 p1 p2 k3 k4 k5 k6 that a Brown–Conrady lens has a place for."""
 
 FIELDS = ("timestamp", "lidar2global", "cams")
+AGAIN = "get the meta file again"
 MMDET3D = 'convert it to OpenScene\'s fields; nuScenes infos of mmdet3d mix all scenes: use kind = "nuscenes" for them'
 
 ALLOWED = {
@@ -61,18 +63,28 @@ def read_infos(path: Path, allow_pickle: bool = False) -> list[dict[str, Any]]:
     try:
         with Path(path).open("rb") as file:
             infos = _ArraysOnly(file).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a broken pickle can raise anything
         raise ValueError(f"{path} cannot be read ({error}); get the file again") from error
     frames = infos.get("infos") if isinstance(infos, dict) else infos
     if not isinstance(frames, list) or not frames:
         raise invalid("path", "a list of frames, or a dict with infos", path, "is this an OpenScene meta file?")
     for index, info in enumerate(frames):
-        missing = [name for name in FIELDS if not isinstance(info, dict) or name not in info]
-        if missing:
-            raise invalid(
-                f"frame {index} of {path}", f"a dict with {', '.join(FIELDS)}", f"no {', '.join(missing)}", MMDET3D
-            )
+        _check_frame(f"frame {index} of {path}", info)
     return sorted(frames, key=lambda info: info["timestamp"])
+
+
+def _check_frame(name: str, info: Any) -> None:
+    missing = [field for field in FIELDS if not isinstance(info, dict) or field not in info]
+    if missing:
+        raise invalid(name, f"a dict with {', '.join(FIELDS)}", f"no {', '.join(missing)}", MMDET3D)
+    cameras = info["cams"]
+    if not isinstance(cameras, dict) or not all(isinstance(camera, dict) for camera in cameras.values()):
+        raise invalid(f"cams of {name}", "a dict of cameras, each a dict", repr(cameras)[:40], AGAIN)
+    if not isinstance(info["timestamp"], int | float | np.integer | np.floating):
+        raise invalid(f"timestamp of {name}", "a number of microseconds", repr(info["timestamp"])[:40], AGAIN)
+    _shaped(info, "lidar2global", (4, 4), name)
 
 
 def read_openscene(
@@ -96,7 +108,10 @@ def read_openscene(
         raise invalid(f"frames of {path}", f"at least {count}", len(infos), "shorten the clip")
     for info in infos:
         if channel not in info["cams"]:
-            raise invalid("channel", f"one of {sorted(info['cams'])}", repr(channel), "pick a camera of every frame")
+            there = sorted(map(str, info["cams"]))
+            raise invalid("channel", f"one of {there}", repr(channel), "pick a camera of every frame")
+        if not isinstance(info["cams"][channel].get("data_path"), str):
+            raise invalid(f"{channel} of {path}", "a camera with data_path", "none in a frame", AGAIN)
     cameras = [info["cams"][channel] for info in infos]
     timestamps_s = torch.tensor([float(info["timestamp"]) for info in infos], dtype=torch.float64) * 1e-6
     steps_s = timestamps_s.diff()
@@ -118,19 +133,34 @@ def read_openscene(
 
 
 def _pose(info: dict[str, Any], camera: dict[str, Any]) -> Tensor:  # [4, 4]
+    image = camera["data_path"]
     lidar_from_camera = rigid(
-        torch.as_tensor(np.asarray(camera["sensor2lidar_rotation"], dtype=np.float64)),
-        torch.as_tensor(np.asarray(camera["sensor2lidar_translation"], dtype=np.float64)),
+        torch.from_numpy(_shaped(camera, "sensor2lidar_rotation", (3, 3), image)),
+        torch.from_numpy(_shaped(camera, "sensor2lidar_translation", (3,), image)),
     )
-    return torch.as_tensor(np.asarray(info["lidar2global"], dtype=np.float64)) @ lidar_from_camera
+    return torch.from_numpy(_shaped(info, "lidar2global", (4, 4), image)) @ lidar_from_camera
+
+
+def _shaped(table: dict[str, Any], field: str, shape: tuple[int, ...], where: str) -> NDArray[np.float64]:
+    values = _numbers(table, field, where)
+    if values.shape != shape:
+        got = f"{values.shape}" if field in table else "none"
+        raise invalid(f"{field} of {where}", f"numbers of shape {shape}", got, AGAIN)
+    return values
+
+
+def _numbers(table: dict[str, Any], field: str, where: str) -> NDArray[np.float64]:
+    """A field of a frame or of a camera, empty where there is none."""
+    try:
+        return np.array(table.get(field, ()), dtype=np.float64)
+    except (ValueError, TypeError):
+        raise invalid(f"{field} of {where}", "numbers", repr(table[field])[:40], AGAIN) from None
 
 
 def _lens(camera: dict[str, Any], image_size: tuple[int, int], height: int, width: int) -> Lens:
-    if "cam_intrinsic" not in camera:
-        raise invalid(f"cam_intrinsic of {camera['data_path']}", "a 3×3 matrix", "none", "get the meta file again")
-    matrix = np.asarray(camera["cam_intrinsic"], dtype=np.float64)
+    matrix = _shaped(camera, "cam_intrinsic", (3, 3), camera["data_path"])
     intrinsics = (matrix[0, 0], matrix[1, 1], matrix[0, 2], matrix[1, 2])
-    distortion = np.asarray(camera.get("distortion", ()), dtype=np.float64).ravel()
+    distortion = _numbers(camera, "distortion", camera["data_path"]).ravel()
     if not distortion.any():
         return resized(Pinhole(*intrinsics, *image_size), width, height)
     if len(distortion) not in COEFFICIENTS:

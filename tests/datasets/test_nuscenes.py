@@ -209,6 +209,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         ("scene", lambda row: row.pop("description"), r"cannot be joined.*'description'"),
         ("scene", lambda row: row.update(log_token="gone"), r"cannot be joined.*'gone'"),
         ("ego_pose", lambda row: row.pop("rotation"), r"cannot be joined.*'rotation'"),
+        ("scene", lambda row: row.update(token=[]), r"cannot be joined.*unhashable"),
     ):
         write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(3), "a")], LENS)
         file = tmp_path / VERSION / f"{table}.json"
@@ -231,6 +232,15 @@ def test_stream_equals_json(tmp_path: Path, indent: int | None, monkeypatch: pyt
     file.write_text('{"a": 1}')
     with pytest.raises(ValueError, match="expected a JSON list"):
         list(stream_objects(file))
+
+
+@pytest.mark.parametrize("table", ["scene", "log", "sample", "sample_data", "sensor", "calibrated_sensor", "ego_pose"])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[3]", '[{"token": ' + "[" * 100_000, '["a"]'])
+def test_tables_of_something_else_are_named(tmp_path: Path, table: str, text: str) -> None:
+    write_nuscenes(tmp_path, VERSION, [Drive(curved_drive(3), "a")], LENS)
+    (tmp_path / VERSION / f"{table}.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"item 0 of .*/{table}\.json must be a JSON object"):
+        NuScenes(tmp_path, VERSION)
 
 
 def test_donors_of_another_shape_carry_the_lens_of_their_images(root: Path) -> None:

@@ -190,6 +190,32 @@ def test_infos_of_another_layout_are_named(tmp_path: Path) -> None:
         read_openscene(tmp_path / "gap.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
 
 
+@pytest.mark.parametrize(
+    ("of_frame", "of_camera", "words"),
+    [
+        ({"cams": 3}, {}, r"cams of frame 1 of .*log\.pkl must be a dict of cameras, each a dict, got 3"),
+        ({"cams": {"CAM_F0": 3}}, {}, "cams of frame 1 of"),
+        ({"cams": {"CAM_F0": {}}}, {}, "CAM_F0 of .* must be a camera with data_path"),
+        ({"lidar2global": np.eye(3)}, {}, r"lidar2global of frame 1 of .* of shape \(4, 4\), got \(3, 3\)"),
+        ({"lidar2global": "y"}, {}, "lidar2global of frame 1 of .* must be numbers, got 'y'"),
+        ({"timestamp": "x"}, {}, "timestamp of frame 1 of .* must be a number of microseconds"),
+        ({}, {"sensor2lidar_rotation": [1.0, 0.0, 0.0, 0.0]}, r"sensor2lidar_rotation of CAM_F0/1\.png .* got \(4,\)"),
+        ({}, {"sensor2lidar_translation": {}}, r"sensor2lidar_translation of CAM_F0/1\.png must be numbers"),
+        ({}, {"data_path": 3}, "CAM_F0 of .* must be a camera with data_path"),
+    ],
+    ids=str,
+)
+def test_frames_of_other_types_and_shapes_are_named(
+    tmp_path: Path, of_frame: dict[str, Any], of_camera: dict[str, Any], words: str
+) -> None:
+    frames = infos(3, [])
+    frames[1]["cams"]["CAM_F0"] |= of_camera
+    frames[1] |= of_frame
+    (tmp_path / "log.pkl").write_bytes(pickle.dumps(frames))
+    with pytest.raises(ValueError, match=words):
+        read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"video_id": 1}', "[3]", "nothing"])
 def test_damaged_lists_are_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "damaged.json"
