@@ -11,6 +11,7 @@ Latents and text are kept in bfloat16. A model that computes in bfloat16 rounds 
 clean prefix and of the text is the same to the bit. Only the target of the loss is rounded besides, by at most 2⁻⁹ of
 each number, far below the noise that it is made of.
 
+Files of tensors carry a checksum: a clip with a damaged one is not trained on, and is encoded again by the next run.
 Files are written beside their place and renamed, so an interrupted run goes on where it stopped. Several processes may
 write one cache at once: each encodes what it found missing at its start.
 """
@@ -26,11 +27,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from merope.curation.curate import check_unique
+from merope.datasets.checked_tensors import is_whole, read_checked, write_checked
 from merope.datasets.clip import Clip
 from merope.datasets.data_kind import FileData
 from merope.datasets.loader import MOST_STAND_INS, ClipSource
@@ -39,9 +39,9 @@ from merope.errors import invalid
 from merope.formats import read, write
 from merope.formats.files import json_lines
 from merope.formats.parts import Part, forget_parts, note_finished, own_or_all, say_lost_parts
-from merope.formats.stores import exists, fetched, is_remote, read_text, remove
+from merope.formats.stores import exists, read_text, remove
 from merope.formats.trajectory import Trajectory
-from merope.formats.writing import replace_tensors, replace_text, replacing
+from merope.formats.writing import replace_text, replacing
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import in_row, picked, stacked
 from merope.geometry.lenses import Lens
@@ -98,8 +98,10 @@ def write_cache(
     _write_text(folder, "", encode_text)
     rows: list[dict[str, Any] | None] = [None] * len(names)
     indices = own_or_all(range(len(names)), part)
-    for index in indices:
+    checking = ProgressLine("checking", len(indices))
+    for checked, index in enumerate(indices, start=1):
         rows[index] = _whole_row(folder, names[index], source.made_of(index))
+        checking.show(checked)
     missing = [index for index in indices if rows[index] is None]
     progress, skipped = ProgressLine("caching", len(missing)), {}
     for done, (index, clip) in enumerate(_read_ahead(source, missing, workers), start=1):
@@ -154,7 +156,7 @@ class CachedSource(ClipSource[CachedClip]):
         row = self.rows[index]
         return CachedClip(
             name=row["id"],
-            latents=_tensors(self.folder / "latents" / f"{row['file']}.safetensors")["latents"],
+            latents=read_checked(self.folder / "latents" / f"{row['file']}.safetensors")["latents"],
             text=self.text(row["caption"]),
             trajectory=self.trajectory(index),
             further=tuple(read(file, "merope") for file in _path_files(self.folder, row)[1:]),
@@ -175,7 +177,7 @@ class CachedSource(ClipSource[CachedClip]):
 
         The padding matters: Wan's cross-attention has no mask, so every row takes its share.
         """
-        stored = _tensors(_text_file(self.folder, caption))
+        stored = read_checked(_text_file(self.folder, caption))
         text = stored["text"]
         return torch.nn.functional.pad(text, (0, 0, 0, int(stored["length"]) - len(text)))
 
@@ -257,7 +259,7 @@ def _write_clip(
     place, row_file = folder / "latents" / row["file"], _row_file(folder, row["id"])
     remove(row_file)  # of another clip of this name
     latents = encode_frames(clip.frames.unflatten(0, (clip.views, -1))).to(torch.bfloat16).contiguous().cpu()
-    replace_tensors(place.with_suffix(".safetensors"), {"latents": latents if clip.views > 1 else latents[0]})
+    write_checked(place.with_suffix(".safetensors"), {"latents": latents if clip.views > 1 else latents[0]})
     for file, cameras in zip(_path_files(folder, row), _views(clip), strict=True):
         poses, lens = cameras.world_from_camera, cameras.lens
         with replacing(file) as part:
@@ -289,40 +291,24 @@ def _whole_row(folder: Path, name: str, recipe: Any) -> dict[str, Any] | None:
             json.loads(read_text(file))
         is_same = row.get("made_of", recipe) == recipe  # rows of older versions do not say what they were made of
         files = (folder / "latents" / f"{row['file']}.safetensors", _text_file(folder, row["caption"]))
-        return row if is_same and all(_is_whole(file) for file in files) else None
+        return row if is_same and all(is_whole(file) for file in files) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever a damaged file sets off
         return None
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether a file of tensors is there and has the length that its header says. Stores hold whole files only."""
-    if is_remote(file):
-        return exists(file)
-    try:
-        with safe_open(file, "pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
 
 
 def _write_text(folder: Path, caption: str, encode_text: Callable[[str], Tensor]) -> None:
     """Write the embedding of a caption, unless it is there."""
     file = _text_file(folder, caption)
-    if not _is_whole(file):
+    if not is_whole(file):
         padded = encode_text(caption)
         text = without_padding(padded).to(torch.bfloat16).contiguous().cpu()
-        replace_tensors(file, {"text": text, "length": torch.tensor(len(padded))})
+        write_checked(file, {"text": text, "length": torch.tensor(len(padded))})
 
 
 def without_padding(text: Tensor) -> Tensor:  # [L, D] -> [l, D]
     """Wan pads text with zero vectors; at least one row stays."""
     used = text.abs().amax(dim=-1).nonzero()
     return text[: int(used.max()) + 1 if len(used) else 1]
-
-
-def _tensors(file: Path) -> dict[str, Tensor]:
-    with fetched(file) as local:
-        return load_file(local)
 
 
 def _row_file(folder: Path, name: str) -> Path:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from merope.cli import main
 from merope.datasets.cache import CachedSource, without_padding, write_cache
+from merope.datasets.checked_tensors import is_whole, read_checked
 from merope.datasets.clip import Clip
 from merope.formats import writing
 from merope.generate.camera_video import CameraVideoPipeline
@@ -277,6 +279,55 @@ def test_damaged_and_deleted_files_are_encoded_again(
     assert cache_clips(config, folder, validation=False) == {}
     for file in (path for path in (cached / "train").rglob("*") if path.is_file()):
         assert (folder / file.relative_to(cached / "train")).read_bytes() == file.read_bytes(), file
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_flipped_bit_is_not_trained_on_and_encoded_again(
+    tiny_files: Path, cached: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(cached, tmp_path / "cached") / "train"
+    rows = CachedSource.open(folder).rows
+    flipped = [folder / "latents" / f"{row['file']}.safetensors" for row in rows[:9]]
+    for file in flipped:
+        flip(file, -1)
+    with pytest.raises(ValueError, match=r"\.safetensors must be what was written, got other numbers"):
+        CachedSource.open(folder).clip(0)
+    with caplog.at_level("WARNING"):
+        train(cached_config(tiny_files, tmp_path / "cached", tmp_path / "out", "run.steps=1"))
+    assert "its checksum differs" in caplog.text
+    text = next((folder / "text").iterdir())
+    flip(text, -1)
+    assert cache_clips(file_config(tiny_files, tmp_path), folder, validation=False) == {}
+    for file in (*flipped, text):
+        assert file.read_bytes() == (cached / "train" / file.relative_to(folder)).read_bytes(), file
+
+
+def test_no_flipped_bit_of_a_latent_changes_what_is_read(cached: Path, tmp_path: Path) -> None:
+    """Also in its head: the file is refused, or read as it was written."""
+    whole = next((cached / "train" / "latents").glob("*.safetensors"))
+    written, file = read_checked(whole)["latents"], tmp_path / whole.name
+    for place in range(whole.stat().st_size):
+        shutil.copy(whole, file)
+        flip(file, place)
+        try:
+            assert torch.equal(read_checked(file)["latents"], written), place
+        except (ValueError, OSError, SafetensorError):
+            assert not is_whole(file), place
+
+
+def test_caches_without_checksums_are_read_as_they_are(cached: Path, tmp_path: Path) -> None:
+    """Those of older versions."""
+    folder = shutil.copytree(cached / "train", tmp_path / "old")
+    for file in folder.rglob("*.safetensors"):
+        save_file(load_file(file), file)
+    before, after = CachedSource.open(folder).clip(0), CachedSource.open(cached / "train").clip(0)
+    assert torch.equal(before.latents, after.latents)
+    assert torch.equal(before.text, after.text)
 
 
 def test_a_second_process_does_not_disturb_the_first(

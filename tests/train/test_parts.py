@@ -112,7 +112,7 @@ def test_parts_are_joined_to_the_files_of_one_run(
 
 
 KILLED_AT = {  # the function that writes the files of a clip, the room that calls it, and at which call
-    "cache": (cache, "replace_tensors", 2),
+    "cache": (cache, "write_checked", 2),
     "curate": (path_tables, "replace_tensors", 1),  # a part writes one table of its paths
     "synth nuscenes": (synth, "write_image", 2),
     "synth videos": (synth, "write_video", 2),
