@@ -123,9 +123,13 @@ class ClusterSampler(Sampler[int]):
         """Continue the sequence that the state comes from; refused when clips, clusters or settings differ."""
         mine = self.state_dict()
         for name in ("seed", "epoch_length", "fingerprint"):
-            if state[name] != mine[name]:
+            if state.get(name) != mine[name]:
                 fix = "resume with the manifest and the settings of the first run"
-                raise invalid(f"state[{name!r}]", f"{mine[name]} like this sampler's", state[name], fix)
+                raise invalid(f"state[{name!r}]", f"{mine[name]} like this sampler's", state.get(name), fix)
+        for name in ("epoch", "position"):
+            value = state.get(name)
+            if not isinstance(value, int) or value < 0:
+                raise invalid(f"state[{name!r}]", "an int ≥ 0", repr(value), "resume from an older checkpoint")
         self.epoch, self.position = state["epoch"], state["position"]
 
 

@@ -45,6 +45,9 @@ from merope.train.checkpoint_files import (
 PART, OLD, DAMAGED = ".part", ".old", ".damaged"
 """Endings of folders that are being written, being deleted, or set aside because they cannot be read."""
 
+SCANT_BYTES = 64_000_000
+"""A disk with less room is named when a checkpoint cannot be written: torch does not say that it is full."""
+
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
@@ -55,6 +58,13 @@ class Progress:
     step: int  # steps that are done
     data: dict[str, Any]  # of the stream of clips
     learnt: dict[str, Any]  # what decides the result, see TrainConfig.learnt
+
+    def __post_init__(self) -> None:
+        if type(self.step) is not int or self.step < 0:
+            raise invalid("step", "an int ≥ 0", repr(self.step), "take a file that nobody edited")
+        for name, value in (("data", self.data), ("learnt", self.learnt)):
+            if not isinstance(value, dict):
+                raise invalid(name, "a table", repr(value)[:40], "take a file that nobody edited")
 
 
 def save(
@@ -153,9 +163,29 @@ def read_progress(place: Path) -> Progress:
         raise Damaged(place, f"progress.json cannot be read: {error}") from None
 
 
+@contextmanager
+def naming_a_whole_one() -> Iterator[None]:
+    """Where one checkpoint was asked for and is damaged, the error names the newest other one that can be read."""
+    try:
+        yield
+    except Damaged as error:
+        for place in reversed(complete(error.place.parent)):
+            if place.name != error.place.name and _can_be_read(place):
+                raise Damaged(error.place, error.reason, place) from None
+        raise
+
+
 def complete(folder: Path) -> list[Path]:
     """All checkpoints that were written to the end, the newest last."""
     return sorted(place for place in folder.glob("step-*") if not place.suffix)
+
+
+def _can_be_read(place: Path) -> bool:
+    try:
+        read_progress(place)
+        return True
+    except Damaged:
+        return False
 
 
 def _set_aside(damaged: list[Damaged], instead: Path) -> None:
@@ -186,12 +216,21 @@ def _fill(tensors: dict[str, Any], place: Path) -> None:
 
 def _not_written(part: Path, error: BaseException) -> OSError:
     """What to tell the user. What was written of the checkpoint is removed: the disk may be full."""
+    problem = _cause(error) + _lack_of_room(part.parent)
     if _is_first():
         shutil.rmtree(part, ignore_errors=True)
     older = complete(part.parent)
     kept = f"the newest whole checkpoint is {older[-1]}" if older else "there is no older checkpoint"
     fix = "make room for it and run the same command again"
-    return OSError(f"{part.with_suffix('')} could not be written: {_cause(error)}; {kept}; {fix}")
+    return OSError(f"{part.with_suffix('')} could not be written: {problem}; {kept}; {fix}")
+
+
+def _lack_of_room(folder: Path) -> str:  # "" if there is room
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # the folder itself is gone
+        return ""
+    return f" (the disk of {folder} may be full: {free / 1e6:.1f} MB are free)" if free < SCANT_BYTES else ""
 
 
 def _cause(error: BaseException) -> str:

@@ -8,8 +8,9 @@ import hashlib
 import io
 import json
 import pickle
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -40,23 +41,39 @@ ALLOWED = {
 class Damaged(ValueError):
     """A checkpoint that cannot be read as it was written."""
 
-    def __init__(self, place: Path, reason: str) -> None:
-        super().__init__(place, reason)
-        self.place, self.reason = place, reason
+    def __init__(self, place: Path, reason: str, whole: Path | None = None) -> None:
+        """`whole`: another checkpoint of the run, which can be read."""
+        super().__init__(place, reason, whole)
+        self.place, self.reason, self.whole = place, reason, whole
 
     def __str__(self) -> str:
-        return f"{self.place} cannot be read: {self.reason}; name a step-… folder that is whole"
+        fix = "name a step-… folder that is whole" if self.whole is None else f"{self.whole} is whole, name that one"
+        return f"{self.place} cannot be read: {self.reason}; {fix}"
 
 
 class _NotAllowed(Exception):
     """A pickle asks for something that it has no business with."""
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(pickle._Unpickler):
+    """The unpickler that is written in Python: only there single opcodes can be refused."""
+
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise _NotAllowed(f"it asks for {module}.{name}, which no checkpoint needs and which was not run")
+
+    def load_build(self) -> None:
+        """Attributes are set on new objects alone: classes, functions and members of enums belong to the process."""
+        target = self.stack[-2]  # type: ignore[attr-defined]  # none of this is in the type stubs
+        if isinstance(target, type) or not is_dataclass(target):
+            raise _NotAllowed(f"it sets attributes of {target!r:.80}, which no checkpoint needs and which was not done")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build
+    del dispatch[pickle.BYTEARRAY8[0]]  # nine bytes of it ask for any amount of memory
 
 
 class SafeReader(FileSystemReader):

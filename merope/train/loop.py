@@ -124,6 +124,7 @@ def hold(out: Path, held: ExitStack) -> None:
         return
 
 
+@checkpoint.naming_a_whole_one()
 def export_checkpoint(config: TrainConfig, place: Path) -> Path:
     """Write the trained folders of a checkpoint, whatever ranks wrote it, in one process."""
     progress = checkpoint.read_progress(place)

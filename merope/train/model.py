@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from merope.adapters.history import HistoryReferences
 from merope.adapters.saving import read_branch
 from merope.attention.visible_cameras import teacher_forced
 from merope.encodings import ENCODINGS
+from merope.encodings.option_types import has_type, type_name
 from merope.errors import invalid
 from merope.generate.base_video import BaseVideo
 from merope.generate.camera_video import CameraVideoPipeline
@@ -257,16 +258,32 @@ def _scratch(config: TrainConfig) -> CameraVideoPipeline:
     """A transformer with fresh weights, over the latents of a trained VAE or in pixel space."""
     torch.manual_seed(config.run.seed)
     architecture = dict(config.model.architecture or {})
+    _check_architecture(architecture)
     if "patch_size" in architecture:
         architecture["patch_size"] = tuple(architecture["patch_size"])
     try:
         transformer = WanTransformer3DModel(**architecture)
-    except TypeError as error:
-        fix = "use the argument names of diffusers' WanTransformer3DModel"
-        raise invalid("model.architecture", "sizes of a WanTransformer3DModel", str(error), fix) from None
+    except (ValueError, RuntimeError, AssertionError) as error:  # sizes that do not go together
+        got, fix = str(error) or architecture, "compare them with those of configs/"
+        raise invalid("model.architecture", "sizes of a WanTransformer3DModel", got, fix) from None
     scheduler = FlowMatchEulerDiscreteScheduler(shift=config.objective.shift)
     vae = None if config.model.vae is None else _read_vae(config.model.vae)
     return CameraVideoPipeline(None, None, vae, scheduler, transformer, expand_timesteps=True)
+
+
+def _check_architecture(architecture: dict[str, Any]) -> None:
+    """Refuse what torch would only notice somewhere inside of a layer."""
+    hints = get_type_hints(WanTransformer3DModel.__init__)
+    del hints["return"]
+    for key, value in architecture.items():
+        name = f"model.architecture.{key}"
+        if key not in hints:
+            raise invalid(name, "an argument of WanTransformer3DModel", repr(value), f"known are {', '.join(hints)}")
+        if not has_type(value, hints[key]):
+            raise invalid(name, type_name(hints[key]), repr(value), "write it as in configs/")
+        sizes = value if isinstance(value, list | tuple) else [value]
+        if hints[key] is not float and any(type(size) is int and size < 1 for size in sizes):
+            raise invalid(name, "at least 1", value, "write it as in configs/")
 
 
 def _read_vae(folder: Path) -> AutoencoderKLWan:

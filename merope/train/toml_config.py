@@ -61,7 +61,11 @@ def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
     except (ValueError, RecursionError) as error:  # no TOML, no text, or brackets without end
         raise ValueError(f"{file} is not TOML: {error}") from None
     base = table.pop("base", None)
-    return table if base is None else merged(read_table(file.parent / base, (*above, file)), table)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise invalid(f"base of {file}", "the path of a TOML file", repr(base), "put it in quotes")
+    return merged(read_table(file.parent / base, (*above, file)), table)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:

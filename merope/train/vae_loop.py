@@ -166,19 +166,28 @@ def resume(run: VaeRun) -> tuple[int, float]:  # steps that are done, seconds th
 
     folder = run.config.run.out / "checkpoints"
     progress = checkpoint.resume(folder, check, run.vae, run.optimisers, run.average)
-    return (0, 0.0) if progress is None else (progress.step, float(progress.data["elapsed_s"]))
+    return (0, 0.0) if progress is None else (progress.step, _elapsed_s(progress))
 
 
+@checkpoint.naming_a_whole_one()
 def export_vae_checkpoint(config: VaeTrainConfig, place: Path) -> Path:
     """Write the VAE of a checkpoint of a run that has not ended."""
     progress = checkpoint.read_progress(place)
     check_same_run(progress.learnt, config)
+    elapsed_s = _elapsed_s(progress)
     run = VaeRun.of(config)
     checkpoint.load(place, run.vae, run.optimisers, run.average)
     run.unseen.fill(config.data.held_out_worlds)
     folder = config.run.out / f"trained-{progress.step:08d}"
-    print(_exported(run, progress.step, float(progress.data["elapsed_s"]), folder))
+    print(_exported(run, progress.step, elapsed_s, folder))
     return folder
+
+
+def _elapsed_s(progress: checkpoint.Progress) -> float:
+    value = progress.data.get("elapsed_s")
+    if not isinstance(value, int | float):
+        raise invalid("elapsed_s in progress.json", "a number of seconds", repr(value), "write the number there")
+    return float(value)
 
 
 def _exported(run: VaeRun, step: int, elapsed_s: float, folder: Path) -> str:

@@ -160,3 +160,8 @@ def test_state_of_another_run_is_refused() -> None:
     }.items():
         with pytest.raises(ValueError, match=rf"state\['{match}'\] must be"):
             sampler.load_state_dict(foreign.state_dict())
+    for name, value in (("epoch", "1"), ("position", None), ("position", -2)):
+        with pytest.raises(ValueError, match=rf"state\['{name}'\] must be an int ≥ 0"):
+            sampler.load_state_dict(sampler.state_dict() | {name: value})
+    with pytest.raises(ValueError, match=r"state\['seed'\] must be 0 like this sampler's, got None"):
+        sampler.load_state_dict({})

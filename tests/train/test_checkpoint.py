@@ -1,10 +1,12 @@
 """Checkpoints that were damaged, tampered with, written by an older version, or did not fit on the disk."""
 
 import errno
+import importlib
 import json
 import pickle
 import random
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +151,69 @@ def test_metadata_that_leads_out_of_the_folder_is_refused(newest: Path) -> None:
         read_metadata(newest)
 
 
+def setting(module: str, name: str, made: bytes = b"") -> bytes:
+    """A pickle that sets the attribute `glob` of something in a module, or of what opcodes make of it."""
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + made + b"N}X\x04\x00\x00\x00globK\x05s\x86b."
+
+
+METADATA = "torch.distributed.checkpoint.metadata"
+MEMBER = b"K\x00\x85R"  # called with 0
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "made"),
+    [
+        ("pathlib", "PosixPath", b""),
+        (METADATA, "MetadataIndex", b""),
+        (METADATA, "_MEM_FORMAT_ENCODING", MEMBER),
+        ("torch.serialization", "_get_layout", b""),
+    ],
+)
+def test_metadata_that_would_change_the_process_is_refused(newest: Path, module: str, name: str, made: bytes) -> None:
+    (newest / ".metadata").write_bytes(setting(module, name, made))
+    target = getattr(importlib.import_module(module), name)
+    before = dict(vars(target(0) if made else target))
+    with pytest.raises(Damaged, match=r"is not safe: it sets attributes of .*which was not done"):
+        read_metadata(newest)
+    assert dict(vars(target(0) if made else target)) == before
+
+
+def test_metadata_that_asks_for_all_memory_is_refused(newest: Path) -> None:
+    (newest / ".metadata").write_bytes(b"\x80\x05\x96" + (10**9).to_bytes(8, "little") + b".")
+    tracemalloc.start()
+    try:
+        with pytest.raises(Damaged, match="cannot be read"):
+            read_metadata(newest)
+        assert tracemalloc.get_traced_memory()[1] < 10**8
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": "20"}, {"step": None}, {"step": 20.5}, {"step": -3}, {"step": True}, {"learnt": 3}, {"data": [1]}],
+    ids=str,
+)
+def test_progress_of_other_types_is_damage(newest: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    """Without checksums, as the first version wrote it, nothing else would find it."""
+    file = newest / "progress.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    (newest / "sha256-0.json").unlink()
+    (name,) = change
+    with pytest.raises(Damaged, match=rf"progress\.json cannot be read: {name} must be "):
+        export_checkpoint(tiny_config(tmp_path / "run"), newest)
+
+
+def test_an_export_names_the_checkpoint_that_is_whole(newest: Path, tmp_path: Path) -> None:
+    config, older = tiny_config(tmp_path / "run"), newest.with_name("step-00000001")
+    truncate_tensors(newest)
+    with pytest.raises(Damaged, match=rf"step-00000002 cannot be read: .*; {older} is whole, name that one$"):
+        export_checkpoint(config, newest)
+    truncate_tensors(older)
+    with pytest.raises(Damaged, match=r"name a step-… folder that is whole$"):
+        export_checkpoint(config, newest)
+
+
 def test_every_flipped_bit_is_found(newest: Path) -> None:
     assert find_damage(newest, 0, 1) == ""
     dice = random.Random(0)
@@ -262,6 +327,22 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(
     assert "step-00000001; make room for it and run the same command again" in said
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert main(arguments) == 0
+
+
+def test_a_disk_that_torch_does_not_call_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its writer of archives only finds that less was written than it asked for."""
+
+    def short(*_: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 704 vs 598")
+
+    full = shutil._ntuple_diskusage(total=3_000_000, used=2_996_000, free=4_000)
+    monkeypatch.setattr(FileSystem, "create_stream", short)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
+    said = (
+        rf"unexpected pos 704 vs 598 \(the disk of {tmp_path}/checkpoints may be full: 0\.0 MB are free\); there is no"
+    )
+    with pytest.raises(OSError, match=said):
+        train(tiny_config(tmp_path, "run.steps=1"))
 
 
 @pytest.mark.parametrize(

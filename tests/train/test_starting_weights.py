@@ -78,3 +78,21 @@ def test_training_goes_on_from_a_branch_without_weights(tmp_path: Path) -> None:
     goes_on = (f"model.pretrained={trained}", f"model.pretrained_branch={trained / 'branch'}")
     train(tiny_config(tmp_path / "second", "run.steps=1", *rerope, *goes_on))
     assert (tmp_path / "second" / "trained" / "branch" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("patch_size=[1,0,8]", r"patch_size must be at least 1, got \[1, 0, 8\]"),
+        ("patch_size=5", r"patch_size must be tuple\[int, \.\.\.\], got 5"),
+        ("num_attention_heads=0", "num_attention_heads must be at least 1, got 0"),
+        ("text_dim=-4", "text_dim must be at least 1, got -4"),
+        ("text_dim='wide'", "text_dim must be int, got 'wide'"),
+        ("attention_head_dim=47", " must be sizes of a WanTransformer3DModel"),
+        ("depth=3", "depth must be an argument of WanTransformer3DModel, got 3; known are patch_size"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(tmp_path: Path, change: str, words: str) -> None:
+    config = tiny_config(tmp_path, f"model.architecture.{change}")
+    with pytest.raises(ValueError, match=rf"model\.architecture.*{words}"):
+        build_model(config, torch.device("cpu"), sharded=False)

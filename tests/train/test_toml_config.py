@@ -264,3 +264,10 @@ def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "tiny.toml").write_text(f"base = '{CONFIGS / 'tiny.toml'}'\n[run]\nsteps = 7\n")
     assert read_config(TrainConfig, Path("tiny.toml")).run.steps == 7
     assert read_config(TrainConfig, Path("tiny")).run.steps == 60
+
+
+@pytest.mark.parametrize("base", ["5", "['a']", "true"])
+def test_a_base_that_is_no_path_is_refused(tmp_path: Path, base: str) -> None:
+    (tmp_path / "mine.toml").write_text(f"base = {base}\n")
+    with pytest.raises(ValueError, match=r"base of .*mine\.toml must be the path of a TOML file, got .*in quotes"):
+        read_table(tmp_path / "mine.toml")

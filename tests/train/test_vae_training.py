@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from merope.generate.whole_clips import encode_clips
 from merope.train.clip_pool import ClipPool
 from merope.train.toml_config import read_config
 from merope.train.vae_config import PoolSection, VaeTrainConfig
-from merope.train.vae_loop import train_vae
+from merope.train.vae_loop import export_vae_checkpoint, train_vae
 from merope.train.vae_model import build_vae, loss_terms
 from merope.world.clips import HELD_OUT_SEEDS
 
@@ -141,6 +142,16 @@ def test_a_checkpoint_is_exported(trained: Path) -> None:
     exported = load_file(trained / "trained-00000060" / "vae" / "diffusion_pytorch_model.safetensors")
     for name, value in weights(trained).items():
         torch.testing.assert_close(exported[name], value, rtol=0.0, atol=0.0)
+
+
+def test_a_checkpoint_without_its_time_is_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
+    place = tmp_path / "checkpoints" / "step-00000060"
+    progress = json.loads((place / "progress.json").read_text())
+    (place / "progress.json").write_text(json.dumps(progress | {"data": {}}))
+    (place / "sha256-0.json").unlink()
+    with pytest.raises(ValueError, match=r"elapsed_s in progress\.json must be a number of seconds, got None"):
+        export_vae_checkpoint(tiny(tmp_path), place)
 
 
 def test_other_settings_are_refused_in_the_same_folder(trained: Path) -> None:
