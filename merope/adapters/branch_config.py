@@ -9,7 +9,7 @@ from merope.adapters.rerope import PARTITION_96, Bands
 from merope.adapters.told_ways import FEATURES, TOLD_PROCESSORS, features_for
 from merope.encodings import ENCODINGS, encoding
 from merope.encodings.merope import MeRoPE
-from merope.encodings.option_types import check_types
+from merope.encodings.option_types import check_types, has_type
 from merope.encodings.protocol import Encoding
 from merope.errors import invalid
 
@@ -67,7 +67,7 @@ class CameraBranchConfig:
         if self.encoding not in names:
             raise invalid("encoding", f"one of {names}", repr(self.encoding), f"{self.integration} takes these")
         if self.compression < 1:
-            raise invalid("compression", "an int ≥ 1", repr(self.compression), "the paper uses 2, 4 and 8")
+            raise _bad_compression(self.compression)
         for name, integration in (("qk_norm", "parallel"), ("carve", "rerope")):
             if getattr(self, name) is not None and self.integration != integration:
                 expected = f'None but with integration="{integration}"'
@@ -97,6 +97,10 @@ class CameraBranchConfig:
             raise invalid('a branch with history "ca"', "parallel, of a geometric encoding", got, 'use history "sa"')
 
 
+def _bad_compression(got: object) -> ValueError:
+    return invalid("compression", "an int ≥ 1", repr(got), "the paper uses 2, 4 and 8")
+
+
 def _leaves_the_world(name: str) -> bool:
     """Whether cameras come to an encoding in the frame of the first one, where up is no longer up."""
     return name in ENCODINGS and ENCODINGS[name].in_world
@@ -107,6 +111,8 @@ def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, 
 
     Where C does not divide the number of heads the heads grow wider: 12 heads of 128, C = 8, give one of 192.
     """
+    if not has_type(compression, int) or compression < 1:
+        raise _bad_compression(compression)
     width, count = num_heads * head_dim, num_heads // compression
     if count < 1 or width % (compression * count):
         expected = f"at most {num_heads}, dividing the width {width} into whole heads"
@@ -117,7 +123,7 @@ def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, 
 def block_indices(blocks: Blocks, num_layers: int) -> list[int]:
     """Indices of the blocks that get a camera processor, in order."""
     named = {"alternating": range(1, num_layers, 2), "every": range(num_layers), "peak": PEAK_BLOCKS}
-    if isinstance(blocks, str) and blocks not in named:
+    if not has_type(blocks, list[int]) and blocks not in tuple(named):
         raise invalid("blocks", f"one of {sorted(named)} or a list of indices", repr(blocks), "check the spelling")
     chosen = list(named[blocks] if isinstance(blocks, str) else blocks)
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= index < num_layers for index in chosen):

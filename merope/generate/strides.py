@@ -1,6 +1,6 @@
 """What a model's patches and VAE demand of a video: sizes and numbers of frames."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -32,7 +32,7 @@ class VideoStrides:
         vae: Mapping[str, Any] | None,  # config of an AutoencoderKLWan; None for a pixel-space model
     ) -> Self:
         """The strides of a model, refusing transformers that do not take the VAE's latents as they are."""
-        patch_frames, rows, columns = transformer["patch_size"]
+        patch_frames, rows, columns = _checked_patch(transformer["patch_size"])
         if patch_frames != 1:
             fix = "cameras belong to single latent frames; use a model with patch_size (1, h, w)"
             raise invalid("transformer.patch_size[0]", "1", patch_frames, fix)
@@ -46,7 +46,7 @@ class VideoStrides:
     @classmethod
     def of_family(cls, family: Family, transformer: Mapping[str, Any], vae: Any) -> Self:
         """The strides of a model of any family, with its VAE, which may be without weights."""
-        patch_frames, rows, columns = family.patch(transformer)
+        patch_frames, rows, columns = _checked_patch(family.patch(transformer))
         return cls(*family.vae_strides(vae), rows, columns, patch_frames)
 
     def check(self, height: int, width: int, num_frames: int, frames_name: str = "num_frames") -> None:
@@ -89,3 +89,12 @@ class VideoStrides:
     def tokens_per_frame(self, latent_rows: int, latent_columns: int) -> int:
         """Tokens of a latent frame."""
         return (latent_rows // self.patch_rows) * (latent_columns // self.patch_columns)
+
+
+def _checked_patch(size: Sequence[int]) -> tuple[int, int, int]:
+    """Latent frames, rows and columns of a token, as a config says them."""
+    is_list = isinstance(size, list | tuple) and len(size) == 3
+    if not is_list or not all(isinstance(part, int) and part >= 1 for part in size):
+        raise invalid("transformer.patch_size", "three ints ≥ 1", repr(size), "take it from the base model")
+    frames, rows, columns = size
+    return frames, rows, columns

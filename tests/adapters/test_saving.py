@@ -142,6 +142,25 @@ def test_what_is_no_branch(tmp_path: Path) -> None:
         load_branch(transformer, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"compression": "2"}, "compression must be an int ≥ 1, got '2'; the paper uses"),
+        ({"compression": 0}, "compression must be an int ≥ 1, got 0"),
+        ({"blocks": {"a": 1}}, r"blocks must be one of \[.*\] or a list of indices, got {'a': 1}"),
+        ({"blocks": ["1"]}, r"blocks must be one of .*, got \['1'\]"),
+        ({"blocks": 3}, "blocks must be one of .*, got 3"),
+    ],
+    ids=str,
+)
+def test_an_edited_config_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    attach(tiny_wan(), tiny_config()).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=words):
+        load_branch(tiny_wan(), tmp_path)
+
+
 def test_options_survive_json(tmp_path: Path) -> None:
     attach(tiny_wan(), tiny_config()).save_pretrained(tmp_path)
     loaded = load_branch(tiny_wan(), tmp_path)

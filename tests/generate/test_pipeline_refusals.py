@@ -110,6 +110,12 @@ def test_models_that_do_not_fit_are_refused() -> None:
         VideoStrides.of({"patch_size": (2, 2, 2), "in_channels": 4}, tiny_vae().config)
 
 
+@pytest.mark.parametrize("size", [[1, 0, 8], (1, 2), [1, 2, -2], [1, 2.0, 2], 2, None])
+def test_patches_that_no_token_has_are_refused(size: object) -> None:
+    with pytest.raises(ValueError, match=r"transformer\.patch_size must be three ints ≥ 1, got "):
+        VideoStrides.of({"patch_size": size, "in_channels": 4}, tiny_vae().config)
+
+
 @given(st.integers(-3, 200), st.integers(-3, 700), st.integers(-5, 200), st.sampled_from([(4, 16), (4, 8), (1, 1)]))
 def test_suggested_sizes_are_valid_and_nearest(height: int, width: int, frames: int, vae: tuple[int, int]) -> None:
     strides = VideoStrides(*vae, patch_rows=2, patch_columns=2)
