@@ -1,5 +1,6 @@
 """CameraBranchConfig: how cameras enter a transformer, and what follows from it for a model's heads and blocks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from merope.adapters.rerope import PARTITION_96, Bands
 from merope.adapters.told_ways import FEATURES, TOLD_PROCESSORS, features_for
 from merope.encodings import ENCODINGS, encoding
 from merope.encodings.merope import MeRoPE
-from merope.encodings.option_types import check_types, has_type
+from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.errors import invalid
 
@@ -67,7 +68,7 @@ class CameraBranchConfig:
         if self.encoding not in names:
             raise invalid("encoding", f"one of {names}", repr(self.encoding), f"{self.integration} takes these")
         if self.compression < 1:
-            raise _bad_compression(self.compression)
+            raise invalid("compression", "an int ≥ 1", repr(self.compression), "the paper uses 2, 4 and 8")
         for name, integration in (("qk_norm", "parallel"), ("carve", "rerope")):
             if getattr(self, name) is not None and self.integration != integration:
                 expected = f'None but with integration="{integration}"'
@@ -97,8 +98,10 @@ class CameraBranchConfig:
             raise invalid('a branch with history "ca"', "parallel, of a geometric encoding", got, 'use history "sa"')
 
 
-def _bad_compression(got: object) -> ValueError:
-    return invalid("compression", "an int ≥ 1", repr(got), "the paper uses 2, 4 and 8")
+def check_saved(config: Mapping[str, Any]) -> None:
+    """Refuse a saved branch that no config could have made: its file may be of any origin."""
+    names = [each.name for each in fields(CameraBranchConfig)]
+    CameraBranchConfig(**{name: config[name] for name in names if config[name] is not None})
 
 
 def _leaves_the_world(name: str) -> bool:
@@ -111,8 +114,6 @@ def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, 
 
     Where C does not divide the number of heads the heads grow wider: 12 heads of 128, C = 8, give one of 192.
     """
-    if not has_type(compression, int) or compression < 1:
-        raise _bad_compression(compression)
     width, count = num_heads * head_dim, num_heads // compression
     if count < 1 or width % (compression * count):
         expected = f"at most {num_heads}, dividing the width {width} into whole heads"
@@ -123,7 +124,7 @@ def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, 
 def block_indices(blocks: Blocks, num_layers: int) -> list[int]:
     """Indices of the blocks that get a camera processor, in order."""
     named = {"alternating": range(1, num_layers, 2), "every": range(num_layers), "peak": PEAK_BLOCKS}
-    if not has_type(blocks, list[int]) and blocks not in tuple(named):
+    if isinstance(blocks, str) and blocks not in named:
         raise invalid("blocks", f"one of {sorted(named)} or a list of indices", repr(blocks), "check the spelling")
     chosen = list(named[blocks] if isinstance(blocks, str) else blocks)
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= index < num_layers for index in chosen):

@@ -24,6 +24,7 @@ from merope.adapters.branch_config import (
     Integration,
     block_indices,
     branch_heads,
+    check_saved,
     make_carved_encoding,
     make_encoding,
 )
@@ -49,8 +50,7 @@ POSE_CONVENTION = "world_from_camera (camera-to-world), OpenCV axes (x right, y 
 class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers' own mixins disagree on a field
     """The camera processors of the chosen blocks, keyed by block index; made by `merope.attach`.
 
-    `save_pretrained` and `push_to_hub` are those of diffusers and hold only what was added; `config` records the base
-    model, the encoding, the pose convention, the latent stride and the translation scale.
+    What diffusers saves of it is only what was added; `config` says for which model, pose convention and scale.
     """
 
     @register_to_config  # type: ignore[untyped-decorator]
@@ -76,6 +76,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         denoising_levels: list[float] | None = None,  # noise levels of the few steps that it was trained for
     ) -> None:
         super().__init__()
+        check_saved(self.config)
         indices = block_indices(blocks, base["num_layers"])
         self.register_to_config(blocks=indices, merope_version=merope_version or merope.__version__)
         self.family = family_of_base(base)

@@ -145,11 +145,11 @@ def test_what_is_no_branch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"compression": "2"}, "compression must be an int ≥ 1, got '2'; the paper uses"),
+        ({"compression": "2"}, "compression must be int, got '2'"),
         ({"compression": 0}, "compression must be an int ≥ 1, got 0"),
-        ({"blocks": {"a": 1}}, r"blocks must be one of \[.*\] or a list of indices, got {'a': 1}"),
-        ({"blocks": ["1"]}, r"blocks must be one of .*, got \['1'\]"),
-        ({"blocks": 3}, "blocks must be one of .*, got 3"),
+        ({"blocks": {"a": 1}}, "blocks must be .*, got {'a': 1}"),
+        ({"blocks": ["1"]}, r"blocks must be .*, got \['1'\]"),
+        ({"blocks": 3}, "blocks must be .*, got 3"),
     ],
     ids=str,
 )
