@@ -2,10 +2,11 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merope.commands.models import add_trajectory_option, seed, settings
+from merope.commands.models import add_trajectory_option, key_and_value, seed, settings
 from merope.errors import invalid
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 FILES = ("trajectory", "lens", "prefix", "prefix_poses")
 MAY_CHANGE = ("out", "resume", "device")
+KINDS: dict[object, tuple[type, ...]] = {int: (int,), seed: (int,), float: (int, float), Path: (str,), None: (str,)}
+"""How JSON keeps what the type of an option reads."""
 SIZE, FPS = (288, 512), 12.0
 OF_CLIP = (
     *("transformer", "trajectory_format", "assume_metric", "lens", "xi", "prefix", "prefix_frames"),
@@ -67,15 +70,14 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
     how.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
     parser.epilog = "e.g. merope drive --world 4 --keys w*40 --out my-drive"
-    defaults = {action.dest: action.default for action in parser._actions}
     stopped = "; finished blocks are kept, --resume goes on with them"
-    parser.set_defaults(run=lambda options: _drive(options, defaults), if_stopped=stopped)
+    parser.set_defaults(run=lambda options: _drive(options, parser._actions), if_stopped=stopped)
 
 
-def _drive(options: argparse.Namespace, defaults: dict[str, Any]) -> int:
+def _drive(options: argparse.Namespace, actions: Sequence[argparse.Action]) -> int:
     given = settings(options)
     if options.resume:
-        given = _resumed(given, defaults)
+        given = _resumed(given, actions)
     else:
         _require(options)
     from merope.generate.drive_command import drive, resume
@@ -104,27 +106,45 @@ def _require(options: argparse.Namespace) -> None:
             raise invalid(f"--{name.replace('_', '-')}", "a file or folder that exists", path, "check the path")
 
 
-def _resumed(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def _resumed(given: dict[str, Any], actions: Sequence[argparse.Action]) -> dict[str, Any]:
     """What the drive in a folder was told when it began. Whoever says it again must say the same."""
-    from merope.generate.drive_folder import REPORT
+    from merope.generate.drive_folder import PUT_BACK, REPORT, read_report
 
-    file = given["out"] / REPORT
+    file, defaults = given["out"] / REPORT, {action.dest: action.default for action in actions}
     try:
-        recorded = json.loads(file.read_text(encoding="utf-8"))["command"]
+        recorded = read_report(given["out"])["command"]
     except FileNotFoundError:
         fix = "run the command without --resume, or check the folder"
         raise invalid("--resume", "used with the folder of a drive", f"{given['out']} without {REPORT}", fix) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise invalid(str(file), "the report of a drive", f"{type(error).__name__}: {error}", "get it again") from None
+    for action in actions:
+        value = recorded.get(action.dest, action.default)  # of a drive that is older than the option
+        if action.dest not in MAY_CHANGE and not _may_be_said(action, value):
+            raise invalid(f"command.{action.dest} in {file}", "as the drive wrote it", repr(value)[:100], PUT_BACK)
     now = json.loads(json.dumps(given, default=str))
     for name, value in now.items():
         said = value != json.loads(json.dumps(defaults[name], default=str))
-        before = recorded.get(name, defaults[name])  # of a drive that is older than the option
+        before = recorded.get(name, defaults[name])
         if said and name not in MAY_CHANGE and not _is_same(name, value, before):
             fix = "leave it out, or begin another drive in another folder"
             raise invalid(f"--{name.replace('_', '-')}", f"{before} as when the drive began", value, fix)
     paths = {name: Path(recorded[name]) for name in FILES if recorded.get(name) is not None}
     return {**defaults, **recorded, **paths, **{name: given[name] for name in MAY_CHANGE}}
+
+
+def _may_be_said(action: argparse.Action, value: Any) -> bool:
+    """Whether a value of a report is one that an option can have. Model and branch are always there."""
+    if type(value) is type(action.default) and value == action.default and action.dest not in ("model", "branch"):
+        return True
+    if action.nargs == 0:
+        return isinstance(value, bool)
+    if action.type is key_and_value:
+        pairs = value if isinstance(value, list) else [value]
+        return all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs)
+    if action.nargs is not None and not (isinstance(value, list) and len(value) == action.nargs):
+        return False
+    kinds = KINDS[action.type]
+    is_listed = action.choices is None or value in action.choices
+    return is_listed and all(type(each) in kinds for each in (value if action.nargs else [value]))
 
 
 def _is_same(name: str, now: object, before: object) -> bool:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,11 +14,12 @@ from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.generate.camera_path import say
 from merope.generate.command import check_machine, checked_model, load_pipeline, path_cameras, text_guidance
-from merope.generate.drive_folder import DriveFolder
+from merope.generate.drive_folder import PUT_BACK, REPORT, DriveFolder
 from merope.generate.drive_inputs import DriveConfig, Route, RouteFinder, route_from_files
 from merope.generate.inputs import GenerateConfig
 from merope.generate.recall import REMEMBERED
 from merope.generate.stream_checks import check_past_noise, check_prefix_blocks, check_recall
+from merope.generate.stream_file import FILE as STATE
 from merope.generate.stream_file import StreamSettings
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import picked
@@ -52,17 +53,10 @@ def drive(
             clip.prompt,
             route.prefix,
             None if cameras is None or route.prefix is None else cameras.at(slice(route.prefix_frames)),
-            window=config.window,
-            sink=config.sink,
-            block=block,
             negative_prompt=clip.negative_prompt,
-            height=clip.height,
-            width=clip.width,
             num_inference_steps=clip.steps,
             guidance_scale=text_guidance(clip, outline.has_text),
-            seed=clip.seed,
-            remember=REMEMBERED if config.recall else 0,
-            past_noise=config.past_noise,
+            **_stream_settings(config, block),
             cuda_graphs=_is_better_recorded(pipe),
         )
         folder.begin(stream, route.path, route.prefix, clip.fps, command)
@@ -75,17 +69,43 @@ def resume(config: DriveConfig) -> DriveFolder:
     clip, folder = config.clip, DriveFolder(config.clip.out.parent)
     check_machine(clip)
     with folder.claimed():
-        folder.settle()
+        folder.read()
         path = folder.path()
-        if folder.frames >= path.count:
+        if folder.frames > path.count:
+            raise invalid(
+                str(folder.folder / REPORT), f"of at most the path's {path.count} frames", folder.frames, PUT_BACK
+            )
+        if folder.frames == path.count:
+            folder.settle()
             say(f"{folder.folder} is driven to its end already")
             return folder
         checked_model(clip, path)
         began_s = time.perf_counter()
         pipe = _quiet_pipeline(clip)
         stream = pipe.resume_stream(folder.folder, cuda_graphs=_is_better_recorded(pipe))
+        _check_same_drive(stream, folder, config)
+        folder.settle()
         _drive_on(stream, folder, path, config, time.perf_counter() - began_s)
     return folder
+
+
+def _stream_settings(config: DriveConfig, block: int) -> dict[str, Any]:
+    """What a stream is made with and its file keeps, by the names of both."""
+    clip = config.clip
+    sizes = {"height": clip.height, "width": clip.width, "window": config.window, "sink": config.sink, "block": block}
+    remember = REMEMBERED if config.recall else 0
+    return {**sizes, "seed": clip.seed, "remember": remember, "past_noise": config.past_noise}
+
+
+def _check_same_drive(stream: "CameraStream", folder: DriveFolder, config: DriveConfig) -> None:
+    """Refuse a state and a report that are not of one drive, before anything in the folder is changed."""
+    clip, state, report = config.clip, folder.folder / STATE, folder.folder / REPORT
+    told = _stream_settings(config, block_frames(clip)) | ({} if clip.steps is None else {"steps": clip.steps})
+    rows = [(state, name, value, getattr(stream.settings, name)) for name, value in told.items()]
+    rows += [(report, "frames", stream.frames, folder.frames), (report, "fps", clip.fps, folder.report.get("fps"))]
+    for file, name, expected, got in rows:
+        if got != expected:
+            raise invalid(f"{name} in {file}", f"{expected} as in the rest of the drive", repr(got), PUT_BACK)
 
 
 def _quiet_pipeline(clip: GenerateConfig) -> "CameraVideoPipeline":

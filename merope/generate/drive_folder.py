@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 VIDEO, CAMERAS, PATH, REPORT = "video.mp4", "video.cameras.json", "path.json", "report.json"
 LOCK = ".drive.lock"
+PUT_BACK = "put it back as the drive left it, or begin another drive"
 
 
 class DriveFolder:
@@ -90,22 +91,32 @@ class DriveFolder:
         """Of the video, as the report has them."""
         return int(self.report["prefix_frames"] + sum(block["frames"] for block in self.report["blocks"]))
 
-    def settle(self) -> None:
-        """Bring video and report to the last block whose state is on disk. A folder without a drive is refused."""
-        try:
-            blocks = saved_blocks(self.folder)
-            self.report = json.loads((self.folder / REPORT).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            got = f"{self.folder} without {Path(error.filename or STATE).name}"
-            raise invalid("--resume", "used with the folder of a drive", got, "run the command without it") from None
+    def read(self) -> int:
+        """The report up to the last block whose state is on disk, and how many bytes of the video belong to it.
+
+        Nothing is changed. Files that are missing, damaged or not of one drive are refused.
+        """
+        for name in (STATE, REPORT):
+            if not (self.folder / name).exists():
+                got = f"{self.folder} without {name}"
+                raise invalid("--resume", "used with the folder of a drive", got, "run the command without it")
+        blocks = saved_blocks(self.folder)
+        self.report = read_report(self.folder)
+        listed = len(self.report["blocks"])
+        if listed < blocks:
+            raise invalid(str(self.folder / REPORT), f"the report of at least {blocks} blocks", listed, PUT_BACK)
         del self.report["blocks"][blocks:]
         wanted = blocks + (self.report["prefix_frames"] > 0)
         ends = fragment_ends(self.video) if self.video.exists() else []
         if len(ends) < wanted:
-            fix = "put it back as the drive left it, or begin another drive"
-            raise invalid(str(self.video), f"the drive's video of {wanted} parts", f"{len(ends)}", fix)
-        if wanted:
-            os.truncate(self.video, ends[wanted - 1])
+            raise invalid(str(self.video), f"the drive's video of {wanted} parts", f"{len(ends)}", PUT_BACK)
+        return ends[wanted - 1] if wanted else 0
+
+    def settle(self) -> None:
+        """Bring video and report to the last block whose state is on disk. A folder without a drive is refused."""
+        size = self.read()
+        if size:
+            os.truncate(self.video, size)
         else:
             self.video.unlink(missing_ok=True)
 
@@ -119,3 +130,19 @@ class DriveFolder:
 
     def _write_report(self) -> None:
         replace_text(self.folder / REPORT, json.dumps(self.report, indent=1, default=str) + "\n")
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """The report of a drive: what it was told, and frames that can be counted."""
+    file = folder / REPORT
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+        counts = [report["prefix_frames"] + 1, *(block["frames"] for block in report["blocks"])]
+        is_one = isinstance(report["command"], dict) and isinstance(report["blocks"], list)
+        problem = f"frames {counts[:9]}" if is_one else "no command, or no list of blocks"
+        is_one &= all(type(count) is int and count > 0 for count in counts)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        is_one, problem = False, f"{type(error).__name__}: {error}"
+    if not is_one:
+        raise invalid(str(file), "the report of a drive, with its command, prefix_frames and blocks", problem, PUT_BACK)
+    return dict(report)

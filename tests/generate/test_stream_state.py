@@ -138,5 +138,5 @@ class TestSaving:
         with pytest.raises(ValueError, match=r"folder must be one with a stream\.safetensors"):
             pipe.resume_stream(tmp_path / "nothing")
         (tmp_path / "stream.safetensors").write_bytes(b"half a file")
-        with pytest.raises(ValueError, match="must be a whole safetensors file"):
+        with pytest.raises(ValueError, match=r"must be a whole stream as stream\.save writes it"):
             pipe.resume_stream(tmp_path)
