@@ -87,6 +87,7 @@ class Commanded:
             whole.world_from_camera[rows],
             whole.is_metric,
             whole.convention,
+            None if whole.timestamps_s is None else whole.timestamps_s[rows],
             lens=None if whole.lens is None else picked(whole.lens, rows),
             name=whole.name,
         )
@@ -117,6 +118,7 @@ HOW_COUNTED: dict[str, str] = {
     "recovery failed": _FAILED,
     "ambiguous name": _FAILED,
     "unreadable poses": _NO_COMMAND,
+    "wrong path": "failed: in no number, as nothing can follow such a path; mend the pose file",
     "no trajectory": "not part of the test set: in no number",
     "fewer frames": "measured where half of the frames have a pose; missing frames count as frames without one",
     "more frames": "measured; frames beyond the commanded path are ignored",
@@ -128,6 +130,7 @@ HOW_COUNTED: dict[str, str] = {
     "not trusted": "in no mean and not in the AUC; counted apart",
     "not checked": "measured; no second estimator could confirm the poses",
     "small frames": "measured where a second estimator agrees",
+    "doubtful path": "measured against the path as it is in the file; look at it",
     "other shape": "measured; the lens is stretched to the shape of the video, which is wrong for a cropped one",
 }
 """How each kind of problem counts in the results, in the words of the report."""

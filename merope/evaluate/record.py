@@ -17,7 +17,7 @@ from merope.evaluate.discover import ClipName, Problem, printable
 from merope.formats.writing import replace_text
 from merope.geometry.poses import check_rigid, rigid
 
-FORMAT = "merope-recovery-2"
+FORMAT = "merope-recovery-3"
 THUMBNAILS = 4
 THUMBNAIL_WIDTH_PX = 208
 JPEG_QUALITY = 62
@@ -137,12 +137,12 @@ def read_record(file: Path, fingerprint: str) -> Record | None:
         if (document["format"], document["fingerprint"]) != (FORMAT, fingerprint):
             return None
         return _record_of(document)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 
 
 def _record_of(document: Mapping[str, Any]) -> Record:
-    """A ValueError, KeyError or TypeError for anything that `write_record` does not write."""
+    """An error that `read_record` knows for anything that `write_record` does not write."""
     for name, kind in PLAIN_FIELDS.items():
         if not isinstance(document[name], kind):
             raise invalid(name, str(kind), document[name], "recover the clip again")
@@ -162,7 +162,10 @@ def _record_of(document: Mapping[str, Any]) -> Record:
 
 
 def _poses(rows: list[Any]) -> Tensor:  # [T, 4, 4]
-    top = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3, 4)
+    if not isinstance(rows, list) or any(len(row) != 12 for row in rows):
+        raise invalid("poses", "rows of 12 numbers", "something else", "recover the clip again")
+    numbers = [[float(number) for number in row] for row in rows]
+    top = torch.tensor(numbers, dtype=torch.float64).reshape(-1, 3, 4)
     poses = rigid(top[..., :3], top[..., 3])
     if len(poses):
         check_rigid(poses)  # its result differs in the last bit

@@ -1,7 +1,7 @@
 """One clip: decode its video, recover the cameras of its frames, note whatever is wrong with it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.precomputed import PrecomputedEstimator
 from merope.evaluate.record import Record, failed_record, thumbnails
 from merope.evaluate.trust import SMALL_PX, UNCHECKED, checked, is_small
+from merope.formats.checks import Finding, validate
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import read_first_frames
 from merope.geometry.lens_batches import picked, resized
@@ -65,8 +66,12 @@ def recover(job: Job, choice: EstimatorChoice) -> Record:
     """The poses of one video. Whatever is wrong with the clip is in the record; nothing is raised for it."""
     try:
         command = _command(job)
+        findings = validate(command)
     except Exception as error:  # one damaged file must not end a run of hundreds, however a reader fails on it
         return failed(job, "unreadable poses", _in_words(error))
+    wrong = [finding for finding in findings if finding.severity == "error"]
+    if wrong:
+        return failed(job, "wrong path", _as_reason(job, wrong))
     if job.refusal is not None or job.video is None:
         reason = ("no video", "none given") if job.refusal is None else (job.refusal.kind, job.refusal.reason)
         return failed(job, *reason, command)
@@ -81,7 +86,16 @@ def recover(job: Job, choice: EstimatorChoice) -> Record:
     except Exception as error:  # of any library below
         record = failed(job, "estimator stopped", f"{type(error).__name__}: {error}", command)
         return replace(record, thumbnails=thumbnails(frames))
-    return _record(job, command, frames, video_frames, estimate)
+    record = _record(job, command, frames, video_frames, estimate)
+    if not findings:
+        return record
+    doubt = Problem(job.method, str(job.clip), "doubtful path", _as_reason(job, findings))
+    return replace(record, problems=(*record.problems, doubt))
+
+
+def _as_reason(job: Job, findings: Iterable[Finding]) -> str:
+    """What looks wrong with a commanded path, and what to do about it."""
+    return f"{job.commanded.poses}: " + "; ".join(f"{one.message} ({one.hint})" for one in findings)
 
 
 def _in_words(error: Exception) -> str:

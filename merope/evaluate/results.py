@@ -226,7 +226,7 @@ def _clip_document(clip: ClipResult) -> dict[str, object]:
         "estimator": clip.record.estimator,
         "weights_sha256": clip.record.weights_sha256,
         "note": clip.record.note,
-        "trusted": clip.record.trusted,
+        "trusted": clip.is_measured,
         "doubt": clip.record.doubt,
         "check": clip.record.check,
         "inliers": clip.record.inliers,
@@ -257,7 +257,7 @@ def as_csv(results: Results) -> str:
         kinds = "; ".join(problem.kind for problem in clip.problems)
         reasons = "; ".join(problem.reason for problem in clip.problems)
         about = [_cell(part) for part in (clip.method, str(clip.clip), clip.clip.manoeuvre)]
-        trust = ["yes" if clip.record.trusted else "no", _cell(clip.record.doubt)]
+        trust = ["yes" if clip.is_measured else "no", _cell(clip.record.doubt)]
         table.writerow([*about, *frames, *values, kinds, _cell(reasons), *trust])
     for stray in results.strays:
         about, nothing = [_cell(stray.method), _cell(stray.clip)], [""] * (3 + len(names))

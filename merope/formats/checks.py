@@ -36,6 +36,7 @@ ALONG_X, ABOUT_Z = 0.95, 0.95  # cosines: within 18° of an axis of the vehicle
 LEAST_TURN_RAD = 0.1  # of a path whose axis of turning is known
 MAX_SPEED_M_S = 60.0  # 216 km/h
 MAX_STEP_M = 20.0  # without times: two frames per second at 144 km/h
+TORN_STEP_M = 1000.0  # a jump of a tracker that lost its way is shorter: the file is damaged
 VIDEO_STEP_M = 5.0  # without times, in a video: ten frames per second at 180 km/h
 TURN_RADIUS_M = 200.0  # a street's turns are tighter; a car's tightest in centimetres is 500
 SUBUNITS = {"centimetres": 100.0, "millimetres": 1000.0}
@@ -283,4 +284,9 @@ def _jump_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | N
         return None
     steps = ", ".join(f"{k}→{k + 1}" for k in found[:5]) + (" …" if len(found) > 5 else "")
     message = f"{len(found)} jumps in position or orientation, between frames {steps}"
-    return Finding("warning", message, "split the path there, or drop the frames that lost track")
+    farthest_m = float(_steps_and_paces(trajectory.world_from_camera, times_s)[0][found].max())
+    is_torn = trajectory.is_metric and farthest_m > TORN_STEP_M
+    if is_torn:
+        message += f", one of {farthest_m:.3g} m"
+    hint = "split the path there, or drop the frames that lost track"
+    return Finding("error" if is_torn else "warning", message, hint)

@@ -35,6 +35,7 @@ EUROC_HEADER = (
     "#timestamp [ns],p_RS_R_x [m],p_RS_R_y [m],p_RS_R_z [m],q_RS_w [],q_RS_x [],q_RS_y [],q_RS_z []"  # as EuRoC has it
 )
 SHORTEST_EUROC_NS = 1e12  # 17 minutes after 1970: smaller numbers are seconds
+LARGEST_TIME_S = 2**63 // 10**9  # in nanoseconds 64 bits hold no more
 
 
 def _rows(sample: Sample, separator: str | None) -> list[list[float] | None]:
@@ -97,16 +98,37 @@ def read_tum(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
     require_rows(path, lines, TUM_LAYOUT)
     places = [place for place, _ in lines]
     separator = "," if "," in lines[0][1] else None
-    values = [numbers(place, text.split(separator), TUM_LAYOUT) for place, text in lines]
+    columns = [text.split(separator) for _, text in lines]
+    values = [numbers(place, texts, TUM_LAYOUT) for place, texts in zip(places, columns, strict=True)]
     rows = torch.tensor(values, dtype=torch.float64)
+    times_s, origin_ns = _since_first([_seconds(place, texts[0]) for place, texts in zip(places, columns, strict=True)])
     body = "camera" if body_from_camera is None else "body, brought to the camera by body_from_camera"
     return Trajectory(
         world_from_camera=_camera_poses(places, rows[:, 1:4], rows[:, [7, 4, 5, 6]], body_from_camera),
         is_metric=True,
         convention=f"TUM: {body}-to-world, quaternions (x, y, z, w), OpenCV axes, metres, seconds",
-        timestamps_s=rows[:, 0],
+        timestamps_s=torch.tensor(times_s, dtype=torch.float64),
         name=path.stem,
+        time_origin_ns=origin_ns,
     )
+
+
+def _seconds(place: str, text: str) -> Decimal:
+    """A stamp to the last digit."""
+    try:
+        return Decimal(text.strip())
+    except ArithmeticError:  # an exponent that floats take for 0 or inf
+        raise invalid(place, "a time in seconds", repr(text[:40]), CUT_OFF) from None
+
+
+def _since_first(stamps_s: Sequence[Decimal]) -> tuple[list[float], int]:
+    """Seconds since the first stamp, and that stamp in whole ns; what cannot be a time in seconds stays as it is."""
+    first = stamps_s[0]
+    if not (all(stamp.is_finite() for stamp in stamps_s) and abs(first) < LARGEST_TIME_S):
+        return [float(stamp) for stamp in stamps_s], 0
+    origin_ns = int(first.scaleb(9))  # what is below a nanosecond stays in the times
+    origin_s = Decimal(origin_ns).scaleb(-9)
+    return [float(stamp - origin_s) for stamp in stamps_s], origin_ns
 
 
 def write_tum(trajectory: Trajectory, path: Path, body_from_camera: Tensor | None = None) -> None:
@@ -123,7 +145,8 @@ def _clock_times(trajectory: Trajectory) -> list[str]:
     times_s = _timestamps(trajectory, "tum").tolist()
     if not trajectory.time_origin_ns:
         return [shown([time_s]) for time_s in times_s]
-    return [str(Decimal(trajectory.time_origin_ns + round(1e9 * time_s)).scaleb(-9)) for time_s in times_s]
+    origin_s = Decimal(trajectory.time_origin_ns).scaleb(-9)
+    return [str(origin_s + Decimal(shown([time_s]))) for time_s in times_s]
 
 
 def read_euroc(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:

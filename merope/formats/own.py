@@ -6,14 +6,14 @@ hand; what is there must be right.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from merope.errors import invalid
-from merope.formats.files import Sample, entry, frame_list, load_json, matrix
+from merope.formats.files import Sample, frame_list, load_json, matrix
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
@@ -58,8 +58,11 @@ def read(path: Path) -> Trajectory:
     poses = []
     for k, frame in enumerate(frames):
         spot = f"{place} frames[{k}].world_from_camera"
-        rows = entry(f"{place} frames[{k}]", frame, "world_from_camera")
-        pose = torch.tensor(matrix(spot, rows, (3, 4)), dtype=torch.float64)
+        if not isinstance(frame, Mapping) or "world_from_camera" not in frame:
+            got = f"only {sorted(frame)}" if isinstance(frame, Mapping) else repr(frame)[:40]
+            fix = "give every frame its pose, three rows of four numbers (docs/formats.md)"
+            raise invalid(f"{place} frames[{k}]", "an object with world_from_camera", got, fix)
+        pose = torch.tensor(matrix(spot, frame["world_from_camera"], (3, 4)), dtype=torch.float64)
         poses.append(check_rigid(rigid(pose[:, :3], pose[:, 3]), spot))
     times = _column(place, frames, "time_s", float)
     names = _column(place, frames, "name", str)
@@ -113,18 +116,33 @@ def read_lens(place: str, document: object) -> Lens | None:
     """The lens that a document describes; `place` is where it stands."""
     if document is None:
         return None
-    model = entry(f"{place} lens", document, "model")
-    if not isinstance(model, str) or model not in LENSES or not isinstance(document, Mapping):
+    if not isinstance(document, Mapping):
+        raise invalid(f"{place} lens", "an object with model", repr(document)[:40], "see docs/formats.md")
+    model = document.get("model")
+    if not isinstance(model, str) or model not in LENSES:
         raise invalid(f"{place} lens.model", f"one of {', '.join(LENSES)}", repr(model), "use a lens of the library")
-    values = {
-        key: torch.tensor(value, dtype=torch.float64) if isinstance(value, (float, list)) else value
-        for key, value in document.items()
-        if key != "model"
-    }
+    given = {key: value for key, value in document.items() if key != "model"}
+    _check_parameters(f"{place} lens", model, given)
     try:
-        return LENSES[str(model)](**values)
-    except (TypeError, ValueError) as error:
+        values = {
+            key: torch.tensor(value, dtype=torch.float64) if isinstance(value, (float, list)) else value
+            for key, value in given.items()
+        }
+        return LENSES[model](**values)
+    except (RuntimeError, TypeError, ValueError) as error:
         raise invalid(f"{place} lens", f"the parameters of a {model}", str(error), "see docs/formats.md") from None
+
+
+def _check_parameters(place: str, model: str, given: Mapping[str, object]) -> None:
+    """Refuse a lens with parameters that are missing or that it does not have, naming all of them at once."""
+    known = [field for field in fields(cast("type[DataclassInstance]", LENSES[model])) if field.init]
+    needed = [field.name for field in known if field.default is MISSING]
+    missing = [name for name in needed if name not in given]
+    unknown = sorted(given.keys() - {field.name for field in known})
+    if missing or unknown:
+        got = [f"no {', '.join(missing)}"] * bool(missing) + [f"also {', '.join(unknown)}"] * bool(unknown)
+        expected = f"a {model} with {', '.join(needed)}"
+        raise invalid(place, expected, " and ".join(got), "see docs/formats.md")
 
 
 def write(trajectory: Trajectory, path: Path) -> None:

@@ -5,14 +5,29 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from merope.errors import invalid
 from merope.formats.stores import is_remote, put
+
+
+def require_writable(name: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before the work whose result goes there. Nothing is left."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise invalid(name, "in a folder that can be written to", f"{folder} ({error.strerror})", "check it") from None
+    finally:
+        for place in missing:
+            with suppress(OSError):  # it was not made, or another process uses it
+                place.rmdir()
 
 
 @contextmanager

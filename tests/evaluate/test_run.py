@@ -119,6 +119,9 @@ def test_every_trouble_is_named_everywhere_and_ends_nothing(folder: Path, stand_
         assert kind in page
         assert clip in page
     assert all(problem["counts"] for problem in document["problems"])
+    failed = {"corrupt", "unseen", "no-video", "garbled"}
+    assert {row["clip"] for row in rows if row["trusted"] == "no"} == failed
+    assert {clip["clip"] for clip in document["clips"] if not clip["trusted"]} == failed
 
 
 def test_what_failed_is_in_no_mean_but_a_miss_in_the_auc(folder: Path, stand_in: Callable[..., StandIn]) -> None:

@@ -32,6 +32,7 @@ BAD_TEXTS = [
     ("tum", "# head\n1 0 0 0 0 0 0 1\n2 0 0 0 0 0 0 0.5\n", r"path:3 must be a unit quaternion, got one of length 0.5"),
     ("tum", "1 0 0 0 0 0 0 1\n2 0 0 0 0 0 0", r"path:2 must be 8 numbers \(time tx .*got 7 of them"),
     ("tum", "1 0 0 0 0 0 0 1\n2 0 inf 0 0 0 0 1", r"path:2 must be finite"),
+    ("tum", f"1 0 0 0 0 0 0 1\n1e-{'9' * 30} 0 0 0 0 0 0 1", r"path:2 must be a time in seconds"),
     ("nerfstudio", '{"frames": [', r"path:1 must be valid JSON"),
     ("nerfstudio", '{"fl_x": 1,\n "frames": []}', r"path frames must be a list with at least one frame"),
     ("nerfstudio", json.dumps({"frames": [{"file_path": "a", "transform_matrix": POSE[:3]}]}), r"frames\[0\].*4 × 4"),
@@ -257,7 +258,7 @@ def test_missing_and_broken_times_are_refused(tmp_path: Path) -> None:
         ("unit", "arbitrary", "unit must be 'metre'"),
         ("axes", "OpenGL", "axes must be 'x right, y down, z forward'"),
         ("lens", {"model": "Cylinder"}, "lens.model must be one of Pinhole"),
-        ("lens", {"model": "Pinhole", "fx": 1.0}, "lens must be the parameters of a Pinhole"),
+        ("lens", {"model": "Pinhole", "fx": 1.0}, "lens must be a Pinhole with .* got no fy, cx, cy, width, height"),
         ("frames", [{"world_from_camera": [[1]]}], r"frames\[0\].world_from_camera must be a 3 × 4 matrix"),
         (
             "frames",

@@ -344,9 +344,12 @@ def test_bad_times_are_named() -> None:
 @given(seeds, st.integers(1, 47))
 def test_jumps_are_named(seed: int, frame: int) -> None:
     path = drive(seed)
-    path[frame:, :3, 3] += 40.0
-    finding = only(validate(as_trajectory(path)))
-    assert f"{frame - 1}→{frame}" in finding.message
+    for jump_m, severity in ((40.0, "warning"), (1e5, "error")):  # a tracker that lost its way, a damaged file
+        torn = path.clone()
+        torn[frame:, :3, 3] += jump_m
+        finding = validate(as_trajectory(torn))[-1]
+        assert f"{frame - 1}→{frame}" in finding.message
+        assert finding.severity == severity
 
 
 def test_the_statistic_is_what_its_description_says() -> None:

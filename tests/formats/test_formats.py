@@ -357,6 +357,10 @@ def test_nanoseconds_of_today_keep_their_last_digit(tmp_path: Path) -> None:
     formats.write(path, tmp_path / "again.txt", "tum")
     written = (tmp_path / "again.txt").read_text().splitlines()[1:]
     assert [line.split()[0].replace(".", "") for line in written] == [str(stamp) for stamp in stamps]
+    back = formats.read(tmp_path / "again.txt")
+    assert back.time_origin_ns == stamps[0]
+    assert back.timestamps_s is not None
+    assert back.timestamps_s.tolist() == [0.0, 1e-9, 0.05]
 
 
 def test_microseconds_of_today_are_distinct_times(tmp_path: Path) -> None:

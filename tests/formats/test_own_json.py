@@ -66,6 +66,32 @@ def test_every_other_entry_may_be_left_out(tmp_path: Path) -> None:
         assert formats.read(tmp_path / "path.json").count == 7
 
 
+LENS = {"model": "Pinhole", "fx": 500, "fy": 500, "cx": 320, "cy": 240, "width": 640, "height": 480}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            {"lens": {"model": "Pinhole", "fx": 3}},
+            "lens must be a Pinhole with .* got no fy, cx, cy, width, height; see",
+        ),
+        ({"lens": LENS | {"k1": 0.1}}, "lens must be a Pinhole with .* got also k1; see"),
+        ({"lens": LENS | {"fx": [None]}}, "lens must be the parameters of a Pinhole, got"),
+        ({"lens": {"fx": 3}}, "lens.model must be one of Pinhole, .* got None"),
+        ({"lens": [3]}, r"lens must be an object with model, got \[3\]"),
+        ({"frames": [{"time_s": 0}]}, r"frames\[0\] must be an object with world_from_camera, got only \['time_s'\]"),
+        ({"frames": [7]}, r"frames\[0\] must be an object with world_from_camera, got 7"),
+    ],
+)
+def test_an_entry_that_is_missing_is_named(tmp_path: Path, entries: dict[str, Any], message: str) -> None:
+    changed(tmp_path / "path.json", **entries)
+    with pytest.raises(ValueError, match=message) as error:
+        formats.read(tmp_path / "path.json")
+    assert "damaged" not in str(error.value)
+    assert "__init__" not in str(error.value)
+
+
 def test_the_origin_of_times_is_kept(tmp_path: Path) -> None:
     path = replace(random_trajectory("merope"), time_origin_ns=1403636579758555392)
     formats.write(path, tmp_path / "path.json")

@@ -31,6 +31,12 @@ def test_a_turn_as_our_json_with_its_picture(tmp_path: Path, capsys: pytest.Capt
     assert formats.validate(path) == []
 
 
+def test_driving_backwards_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for speed, is_backwards in (("3", False), ("-3", True)):
+        assert main(["path", "turn", str(tmp_path / "a.json"), "--yaw-rate", "5", "--speed", speed]) == 0
+        assert ("°/s, driving backwards\n" in capsys.readouterr().out) == is_backwards
+
+
 def test_a_radius_is_a_yaw_rate(tmp_path: Path) -> None:
     for name, sharpness in (("a", ["--radius", "20"]), ("b", ["--yaw-rate", str(math.degrees(8.0 / 20.0))])):
         assert main(["path", "turn", str(tmp_path / f"{name}.json"), *sharpness]) == 0
