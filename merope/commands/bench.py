@@ -8,6 +8,7 @@ from merope.commands.models import add_config, require_config, seed
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "e.g. merope bench world world/merope --results outputs/world"
     commands = parser.add_subparsers(required=True, metavar="what")
     add_world(commands.add_parser("world", help="train an encoding on procedural worlds and measure its control"))
     add_table(commands.add_parser("table", help="tables of the world benchmark from the results of its rows"))

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from merope.commands.models import add_part, add_trajectory_option, require_files, seed
@@ -63,9 +64,17 @@ def _evaluate(options: argparse.Namespace) -> int:
     print(f"wrote {options.out / 'report.html'}, results.json and clips.csv")
     # Poses that were found but are not trusted are a finding, no failure.
     if all(clip.metrics is None or clip.metrics.valid_frames < 2 for clip in results.clips):
-        fix = "mend the problems above; videos whose pose files have no lens need --fov"
-        raise invalid("videos", "such that at least one can be measured", f"none of {len(results.clips)}", fix)
+        got = f"none of {len(results.clips)}"
+        raise invalid("videos", "such that at least one can be measured", got, _way_out(options.commanded, methods))
     return 0
+
+
+def _way_out(commanded: Path, methods: Mapping[str, Path]) -> str:
+    """What to do where nothing could be measured. A data set has its paths and its videos in folders of their own."""
+    poses, videos = commanded / "poses", [folder / "videos" for folder in methods.values()]
+    if poses.is_dir() and all(folder.is_dir() for folder in videos):
+        return f"pass the folders inside: --commanded {poses}, videos from {', '.join(map(str, videos))}"
+    return "mend the problems above; videos whose pose files have no lens need --fov"
 
 
 def add_fidelity(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +92,7 @@ def add_fidelity(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("outputs/fidelity"), help="for fidelity.json (outputs/fidelity)"
     )
     add_part(parser)
+    parser.epilog = "e.g. merope fidelity --videos ours --reference real --i3d i3d.pt --allow-code"
     parser.set_defaults(run=_fidelity, if_stopped="; finished folders are kept, run the same command to go on")
 
 

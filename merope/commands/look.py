@@ -76,6 +76,7 @@ def _studio(options: argparse.Namespace) -> int:
 
 def add_growth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/growth"), help="for pictures (outputs/growth)")
+    parser.epilog = "e.g. merope growth --out outputs/growth"
     parser.set_defaults(run=_growth)
 
 
@@ -88,6 +89,7 @@ def _growth(options: argparse.Namespace) -> int:
 
 def add_taxonomy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of the table")
+    parser.epilog = "e.g. merope taxonomy --json"
     parser.set_defaults(run=_taxonomy)
 
 

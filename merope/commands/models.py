@@ -87,10 +87,11 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prompt", help="text of the clip; required if the model has a text encoder")
     what.add_argument("--negative-prompt", help="text to stay away from")
     what.add_argument("--prefix", type=Path, metavar="VIDEO", help="video whose first frames the clip continues")
-    what.add_argument("--prefix-frames", type=int, default=9, help="how many of them, 4k + 1 (9)")
-    what.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"), help="(288 512)")
-    what.add_argument("--frames", type=int, default=49, help="frames of the clip, 4k + 1 (49)")
-    what.add_argument("--fps", type=float, default=12.0, help="of the clip; paths with times are resampled to it (12)")
+    known = "or what the model's clips.json names"
+    what.add_argument("--prefix-frames", type=int, help=f"how many of them, 4k + 1 (9, {known})")
+    what.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=f"(288 512, {known})")
+    what.add_argument("--frames", type=int, help=f"frames of the clip, 4k + 1 (49, {known})")
+    what.add_argument("--fps", type=float, help=f"of the clip; paths with times are resampled to it (12, {known})")
     what.add_argument("--out", type=Path, required=True, metavar="CLIP.mp4", help="other files are named after it")
     cameras = parser.add_argument_group("cameras")
     cameras.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
@@ -190,13 +191,16 @@ def require_files(options: argparse.Namespace, *names: str) -> None:
 
 def _generate(options: argparse.Namespace) -> int:
     require_files(options, "--trajectory", *(() if options.rig else ("--prefix",)), "--lens", "--rig")
+    from merope.demo.given_paths import clip_options
     from merope.generate.command import generate
     from merope.generate.inputs import GenerateConfig
 
     given = settings(options)
-    height, width = given.pop("size")
-    fov_deg, reader_options = given.pop("fov"), dict(given.pop("trajectory_option"))
-    config = GenerateConfig(**given, height=height, width=width, fov_deg=fov_deg, trajectory_options=reader_options)
+    size = given.pop("size") or (None, None)
+    given |= {"fov_deg": given.pop("fov"), "trajectory_options": dict(given.pop("trajectory_option"))}
+    given |= dict(zip(("height", "width"), size, strict=True))
+    said = {name: value for name, value in given.items() if value is not None}
+    config = GenerateConfig(**(clip_options(Path(options.model).expanduser()) | said))
     generate(config)
     clips = ", ".join(map(str, config.clips()))
     print(f"wrote {clips} with .cameras.json, .birdseye.png and .json beside it")
@@ -218,6 +222,7 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
     parser.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
     parser.add_argument("--out", type=Path, required=True, help="folder for analysis.json and pictures")
+    parser.epilog = "e.g. merope analyse --model M --branch B --trajectory path.json --out a"
     parser.set_defaults(run=_analyse)
 
 

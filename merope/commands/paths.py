@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 FORMATS_BY_SUFFIX = {".json": "merope", ".txt": "tum", ".npy": "panshot", "": "colmap"}
 BIRDSEYE_PX = 480
+EXAMPLES = {
+    "straight": "path.json --speed 8",
+    "turn": "path.json --speed 8 --yaw-rate 12",
+    "shift": "path.json --offset 3.5",
+    "stop": "path.json --stop 2",
+    "keys": "path.json --keys w*40",
+    "convert": "poses.txt path.json",
+}
 
 
 def add_path(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +60,8 @@ def add_path(parser: argparse.ArgumentParser) -> None:
         what.add_argument("out", type=Path, help=".json, .txt (tum), .npy (panshot) or a folder (colmap)")
         what.add_argument("--format", metavar="FORMAT", help="another one of docs/formats.md")
         what.add_argument("--picture", action="store_true", help="also draw it from above, as OUT.birdseye.png")
+    for word, what in whats.choices.items():
+        what.epilog = f"e.g. merope path {word} {EXAMPLES[word]}"
 
 
 def _add_drive(parser: argparse.ArgumentParser) -> None:
@@ -130,13 +140,17 @@ def _write(path: "Trajectory", options: argparse.Namespace) -> None:
 def _described(path: "Trajectory") -> str:
     import torch
 
+    from merope.formats.checks import BACKWARD, travel
     from merope.geometry.drives import motion
 
     times_s, unit = path.timestamps_s, "m" if path.is_metric else "units"
     moved = motion(path.world_from_camera, torch.arange(path.count) if times_s is None else times_s)
     if times_s is None:
         return f"{path.count} poses without times, {moved.length_m:.4g} {unit} long"
+    moves = travel(path.world_from_camera)
+    backwards = ", driving backwards" if moves is not None and moves.along_axis < BACKWARD else ""
     return (
         f"{path.count} poses, {float(times_s[-1] - times_s[0]):.3g} s, {moved.length_m:.4g} {unit} long, top speed "
         f"{moved.top_speed_m_s:.3g} {unit}/s, largest yaw rate {math.degrees(moved.top_turn_rad_s):.3g}°/s"
+        f"{backwards}"
     )

@@ -6,12 +6,12 @@ poses are recovered by the render-anchored estimator of the evaluation.
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from merope.evaluate.run import versions
 from merope.evaluate.world_scores import Score, score_clip, score_floor
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import as_bytes, write_animation, write_image, write_video
+from merope.formats.writing import require_writable
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.causal_clips import streamed_clip
 from merope.generate.conditions import check_prefix_count
@@ -42,6 +43,9 @@ from merope.generate.preflight import check_branch, check_model_weights, no_load
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
 from merope.world.clips_file import CLIPS_FILE, EXAMPLE, read_clips
 from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
+
+NEEDED = ("av", "PIL", "cv2")
+"""Packages that measure and write what was driven, after minutes of work."""
 
 SHIPPED_MODEL = Path(__file__).parent / "world_model"
 WORLDS = HELD_OUT_SEEDS - FIRST_TEST_SEED
@@ -140,8 +144,10 @@ def run(config: DemoConfig) -> list[Drive]:
     All that can be wrong with the input is said before weights are read.
     """
     began_s = time.perf_counter()
+    for package in NEEDED:
+        import_module(package)
     device = config.run_device
-    _check_folder(config.out)
+    require_writable("--out", config.out.absolute())
     _check_model(config.model, config.clips)
     given = None if config.trajectory is None else given_path(config.trajectory, config.clips, config.assume_metric)
     paths = WorldTest().paths(config.clips, config.world_seed) if given is None else {"trajectory": given}
@@ -158,13 +164,6 @@ def run(config: DemoConfig) -> list[Drive]:
     wall_s = {"load": begun_s - began_s, "generate": generated_s - begun_s, "measure": measured_s - generated_s}
     write(config, drives, notes, wall_s)
     return drives
-
-
-def _check_folder(out: Path) -> None:
-    """Refuse a place that cannot be written to, now and not after a minute."""
-    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise invalid("out", "a folder that can be written to", str(out), f"check {place}")
 
 
 def _check_model(folder: Path, clips: WorldClips) -> None:
@@ -262,6 +261,10 @@ def table(drives: Sequence[Drive]) -> str:
         lost = f"{own.frames - own.valid_frames} of {own.frames}"
         ground = f"{_cell(floor.rot_deg, 3):>13}{_cell(floor.metric_tr_percent, 3):>12}"
         lines.append(f"{drive.name:<12}{cells}{lost:>10}{ground}")
+    if drives and all(_cell(drive.metrics.rot_deg) == "–" for drive in drives):
+        height, width = drives[0].video.shape[1:3]
+        why = f"frames of {height}×{width} are too small for it, or the model is too little trained"
+        lines += ["", f"Too few frames have a pose to measure a path: {why}."]
     return "\n".join([*lines, ""])
 
 

@@ -13,6 +13,7 @@ from merope.generate.camera_path import PathSource, read_clip_path
 from merope.geometry.poses import relative
 from merope.geometry.trajectories import MAX_YAW_RATE_RAD_S, SPEED_RANGE_M_S
 from merope.world.clips import WorldClips
+from merope.world.clips_file import CLIPS_FILE, read_clips
 
 LENSES = {"pinhole": (70.0, 0.0), "fisheye": (140.0, 1.0)}
 """Horizontal field of view in degrees, and xi of the unified camera model."""
@@ -27,6 +28,15 @@ def seen_through(clips: WorldClips, lens: str) -> WorldClips:
     """The same clips, all through one of LENSES."""
     fov_deg, xi = LENSES[lens]
     return replace(clips, fov_deg=(fov_deg, fov_deg), xi=(xi, xi))
+
+
+def clip_options(model: Path) -> dict[str, int | float]:
+    """What the clips of a model are like, in the words of `merope generate`; nothing for one without a clips.json."""
+    if not (model / CLIPS_FILE).is_file():
+        return {}
+    clips, steps = read_clips(model)
+    known = {name: getattr(clips, name) for name in ("height", "width", "frames", "prefix_frames")}
+    return known | {"fps": clips.frame_rate_hz, "steps": steps}
 
 
 def given_path(file: Path, clips: WorldClips, assume_metric: bool) -> Tensor:  # [T, 4, 4]

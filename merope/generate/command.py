@@ -1,7 +1,6 @@
 """`merope generate`: a trajectory file, a prompt and the first frames of a video, to a clip with all that made it."""
 
 import json
-import os
 import platform
 import time
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from merope.draw.birdseye import birdseye_image
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import as_bytes, write_image, write_video
-from merope.formats.writing import replace_text
+from merope.formats.writing import replace_text, require_writable
 from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import picked_view
@@ -63,9 +62,7 @@ def check_machine(config: GenerateConfig) -> None:
         import_module(package)
     if torch.device(config.run_device).type == "cpu" and config.offload:
         raise invalid("offload", "used with a GPU", config.run_device, "leave it out: weights are in main memory")
-    folder = next(parent for parent in config.out.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise invalid("--out", "in a folder that can be written to", str(config.out), f"check {folder}")
+    require_writable("--out", config.out.absolute().parent)
     for made in config.outputs():
         if made.is_dir():
             raise invalid("--out", "a name for files", f"{made}, a folder", "choose another name")
@@ -73,8 +70,11 @@ def check_machine(config: GenerateConfig) -> None:
 
 def checked_model(config: GenerateConfig, path: Trajectory, own_pipeline: bool = False) -> "ModelOutline":
     """Everything that the model's small files can tell; whether others than `CameraVideoPipeline` will do."""
-    from merope.generate.preflight import check_branch, check_model_weights, outline_model
+    from merope.generate.preflight import check_branch, check_model_weights, local_folder, outline_model
 
+    for name, given in (("branch", config.branch if config.has_branch else None), ("transformer", config.transformer)):
+        if given is not None:
+            local_folder(name, given)  # a mistyped one is refused before a hub is asked for the model
     warn_of_idle_weights(config.model, config.branch, config.transformer)
     outline = outline_model(config.model, config.transformer, own_pipeline)
     if outline.pipeline is not None:

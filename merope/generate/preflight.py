@@ -189,9 +189,9 @@ def local_folder(name: str, given: str) -> Path | None:
     path = Path(given)
     if path.is_dir():
         return path
-    looks_like_a_path = given.startswith((".", "/", "~")) or given.count("/") != 1
-    if looks_like_a_path or path.exists():
-        raise FileNotFoundError(f"{name} folder {given} is missing; check the path, or pass a hub id (owner/name)")
+    looks_like_a_path = given.startswith((".", "/", "~")) or given.count("/") != 1 or path.parent.is_dir()
+    if looks_like_a_path:
+        raise invalid(f"{name} folder", "there, or a hub id (owner/name)", f"{given}, which is none", "check the path")
     return None
 
 

@@ -22,7 +22,7 @@ class LensChoice:
     fov_deg: float  # horizontal
 
     def __post_init__(self) -> None:
-        if self.kind not in FOVS_DEG:
+        if not isinstance(self.kind, str) or self.kind not in FOVS_DEG:
             raise invalid("lens", f"one of {', '.join(FOVS_DEG)}", repr(self.kind), "choose one of them")
         low, high = FOVS_DEG[self.kind]
         is_number = isinstance(self.fov_deg, int | float) and not isinstance(self.fov_deg, bool)

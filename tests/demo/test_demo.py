@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,9 @@ def test_a_clip_that_obeys_is_measured_so_and_one_that_does_not_is_not(
     assert lost.metrics.valid_frames == 0  # the prefix alone is nothing
     assert [problem.kind for problem in lost.record.problems] == ["recovery failed"]
     assert table([lost]).splitlines()[3].split()[:4] == ["left", "–", "–", "–"]
+    reason = "frames of 72×128 are too small for it, or the model is too little trained"
+    assert table([lost]).splitlines()[5] == f"Too few frames have a pose to measure a path: {reason}."
+    assert "too few" not in table([lost, good]).lower()
 
 
 def test_the_command_and_the_seed_decide(model: Path, drives: tuple[Path, list[Drive]]) -> None:
@@ -229,7 +233,7 @@ def refusals(model: Path, scratch: Path) -> Mapping[str, tuple[list[str], str]]:
     return {
         "too short": (
             [*trajectory, f"{scratch}/short.json"],
-            "13 frames long at 4 fps, got 12 (12 poses in the file); use a longer path (3 s)",
+            "13 frames long at 4 fps, got 12 (12 poses in the file); use a path of at least 3 s\n",
         ),
         "not metric": ([*trajectory, f"{scratch}/unit.json"], "--assume-metric"),
         "below the road": ([*trajectory, f"{scratch}/down.json"], "3.00 m lower"),
@@ -244,6 +248,7 @@ def refusals(model: Path, scratch: Path) -> Mapping[str, tuple[list[str], str]]:
         "device that cannot run it": (["--device", "meta"], "meta"),
         "device that is not here": (["--device", "cuda:99"], "cuda:99"),
         "out": (["--out", f"{scratch}/words.txt"], "can be written to"),
+        "out that cannot be made": (["--out", "/proc/nope"], "can be written to"),
     }
 
 
@@ -268,6 +273,15 @@ def test_bad_input_is_refused_before_weights_are_read(
         assert main(["demo", *given, *arguments]) == 2, name
         assert message in capsys.readouterr().err, name
     assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_package_is_named_before_weights_are_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    monkeypatch.setattr(merope.demo.drive, "loaded", None)  # calling it would be another error
+    assert main(["demo", "--model", str(model), "--out", str(tmp_path / "out")]) == 2
+    assert "cv2 is not installed: pip install 'merope[eval]'" in capsys.readouterr().err
 
 
 def test_help_and_documentation_name_the_street_that_is_driven(capsys: pytest.CaptureFixture[str]) -> None:

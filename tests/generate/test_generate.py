@@ -14,7 +14,7 @@ from adapters.wan_models import tiny_config, tiny_wan
 from generate_files import FRAMES, arguments, path_of
 from PIL import Image
 from scenes import straight_drive
-from tiny_pipelines import HEIGHT, WIDTH, pixel_pipeline, video
+from tiny_pipelines import HEIGHT, LENS, WIDTH, pixel_pipeline, video
 
 from merope import formats
 from merope.adapters.attachment import attach, detach
@@ -25,6 +25,8 @@ from merope.generate.command import load_pipeline
 from merope.generate.inputs import GenerateConfig, read_prefix
 from merope.generate.preflight import outline_model
 from merope.geometry.lenses import Pinhole
+from merope.world.clips import WorldClips
+from merope.world.clips_file import write_clips
 
 
 def test_from_files_to_files_and_the_path_matters(
@@ -138,6 +140,22 @@ def test_pixel_model_without_text(tmp_path: Path) -> None:
     assert read_video(tmp_path / "clip.mp4", list(range(6)), HEIGHT, WIDTH).shape == (6, HEIGHT, WIDTH, 3)
     record = json.loads((tmp_path / "clip.json").read_text())
     assert record["used"]["guidance"] == 1.0
+
+
+def test_a_model_says_what_its_clips_are_like(tmp_path: Path) -> None:
+    pipe = pixel_pipeline()
+    detach(pipe.transformer).save_pretrained(tmp_path / "branch")
+    pipe.save_pretrained(tmp_path / "model")
+    write_clips(tmp_path / "model", WorldClips(5, HEIGHT, WIDTH, frame_rate_hz=4.0, prefix_frames=2), steps=3)
+    formats.write(path_of(straight_drive(6), lens=LENS), tmp_path / "bend.json")
+    silent = dict.fromkeys(("prefix", "prompt", "size", "frames", "steps"))
+    assert main(arguments(tmp_path, tmp_path / "clip.mp4", **silent)) == 0
+    told = json.loads((tmp_path / "clip.json").read_text())["settings"]
+    assert [told[name] for name in ("height", "width", "frames", "fps")] == [HEIGHT, WIDTH, 5, 4.0]
+    assert (told["steps"], told["prefix_frames"]) == (3, 2)
+    assert main(arguments(tmp_path, tmp_path / "clip.mp4", **silent | {"steps": 1, "frames": 4, "fps": 8})) == 0
+    told = json.loads((tmp_path / "clip.json").read_text())["settings"]
+    assert [told[name] for name in ("height", "frames", "fps", "steps")] == [HEIGHT, 4, 8.0, 1]
 
 
 def test_half_precision_spares_the_vae(files: Path, tmp_path: Path) -> None:

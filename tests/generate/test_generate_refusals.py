@@ -97,6 +97,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "a damaged index": ({"model": scratch / "no_index"}, "must be an index of weights"),
         "a folder": ({"out": scratch / "taken.mp4"}, "taken.mp4, a folder"),
         "a folder beside": ({"out": scratch / "record.mp4"}, "record.json, a folder"),
+        "a folder that cannot be made": ({"out": Path("/proc/nope/clip.mp4")}, "--out must be in a folder that can"),
         "unwritable": ({"out": scratch / "broken.mp4" / "clip.mp4"}, "broken.mp4"),
     }
 
@@ -114,6 +115,22 @@ def test_refused_before_weights_are_read(
         assert main(arguments(files, **{"out": out, **changes})) == 2, name
         assert message in capsys.readouterr().err, name
         assert not out.parent.exists(), name
+
+
+@pytest.mark.parametrize("part", ["branch", "transformer", "model"])
+def test_a_mistyped_folder_is_refused_before_the_hub_is_asked(
+    files: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CameraVideoPipeline, "load_config", ask)
+    changes = {"model": "somebody/something", part: "outputs/nope"}
+    assert main(arguments(files, tmp_path / "clip.mp4", **changes)) == 2
+    said = f"{part} folder must be there, or a hub id (owner/name), got outputs/nope, which is none; check the path"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

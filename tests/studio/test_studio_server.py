@@ -180,6 +180,7 @@ REFUSED = {
     "words": (json.dumps(BEGIN | {"world": "../../etc/passwd"}), "world must be from 0 to"),
     "no lens": (json.dumps(BEGIN | {"lens": "pinhole"}), "a kind and a field of view"),
     "lens": (json.dumps(BEGIN | {"lens": {"kind": "x", "fov_deg": 70}}), "one of pinhole, fisheye"),
+    "a list for a lens": (json.dumps(BEGIN | {"lens": {"kind": [], "fov_deg": 70}}), "one of pinhole, fisheye"),
     "view": (json.dumps(BEGIN | {"lens": {"kind": "pinhole", "fov_deg": 180}}), "from 20° to 120°"),
     "NaN": ('{"do": "steer", "speed_m_s": NaN}', "speed_m_s must be a number from −20 to 20"),
     "fast": ('{"do": "steer", "speed_m_s": 1e9}', "speed_m_s must be a number from −20 to 20"),
