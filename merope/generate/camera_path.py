@@ -101,7 +101,7 @@ def for_clip(source: PathSource, trajectory: Trajectory) -> Trajectory:
     clip_s = (source.frames - 1) / source.fps
     if path.count < source.frames:
         got = f"{path.count} ({trajectory.count} poses in the file)"
-        fix = f"use a path of at least {clip_s:g} s"
+        fix = f"use a longer path, of {clip_s:.3g} s or more"
         raise invalid(str(source.file), f"{source.frames} frames long at {source.fps:g} fps", got, fix)
     if path.count > source.frames:
         lasts = f"{source.file} lasts {_duration_s(trajectory, source.fps):.3g} s"

@@ -168,6 +168,8 @@ def _put_in_place(
     """The lens and the state of a stream from the parts of its file."""
     count, frames, has_branch = about["count"], about["frames"], attached_branch(pipe.transformer) is not None
     texts = tuple(tensors[f"text.{n}"] for n in range(2 if settings.guidance > 1.0 else 1))
+    most_steps = pipe.scheduler.config.num_train_timesteps
+    _require("steps", settings.steps <= most_steps, f"at most {most_steps}", settings.steps)
     check_settings(pipe, settings, Text(None, None, texts[0], texts[1] if len(texts) > 1 else None))
     _require("text", {text.dtype for text in texts} == {pipe.transformer.dtype}, "of the model's dtype", texts[0].dtype)
     _check_tensors(tensors, _shapes(pipe, settings, count, frames))

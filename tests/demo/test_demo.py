@@ -233,7 +233,7 @@ def refusals(model: Path, scratch: Path) -> Mapping[str, tuple[list[str], str]]:
     return {
         "too short": (
             [*trajectory, f"{scratch}/short.json"],
-            "13 frames long at 4 fps, got 12 (12 poses in the file); use a path of at least 3 s\n",
+            "13 frames long at 4 fps, got 12 (12 poses in the file); use a longer path, of 3 s or more\n",
         ),
         "not metric": ([*trajectory, f"{scratch}/unit.json"], "--assume-metric"),
         "below the road": ([*trajectory, f"{scratch}/down.json"], "3.00 m lower"),

@@ -64,7 +64,14 @@ def by_hand(pipe: CameraVideoPipeline, poses: Tensor, prefix: Tensor, seed: int)
 
 def generate(files: Path, out: Path, **options: object) -> int:
     given = {"model": files / "model", "branch": files / "model" / "branch", "trajectory": files / "bend.json"}
-    given |= {"prefix": files / "street.mp4", "prefix-frames": 5, "frames": FRAMES, "seed": 3, "out": out} | options
+    given |= {
+        "prefix": files / "street.mp4",
+        "prefix-frames": 5,
+        "frames": FRAMES,
+        "seed": 3,
+        "out": out,
+        "fps": 12,
+    } | options
     line = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     return main(["generate", *line, "--size", str(HEIGHT), str(WIDTH)])
 
