@@ -22,6 +22,8 @@ from tests.scenes import PINHOLE, curved_drive, degenerate_cameras, random_poses
 SCALE = 128**-0.5
 WEIGHT = 2.0**8
 """Weights and errors carry it through half precision."""
+MOST_WEIGHT = 2.0**15
+TILE = 128
 
 
 def half(x: Tensor) -> Tensor:
@@ -141,9 +143,29 @@ def as_the_kernels(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, grad: T
 
 
 def weighted(scores: Tensor, values: Tensor) -> Tensor:
-    """Softmax attention with weights in half precision."""
-    weights = WEIGHT * (scores - scores.amax(-1, keepdim=True)).exp()
-    return (half(weights) @ values / weights.sum(-1, keepdim=True)).float().double()
+    """As `Softmax`: weights 2^(score + shift) in half precision, by a shift that later tiles keep if they can."""
+    scores, tiles = scores * math.log2(math.e), values.split(TILE)
+    shift = out = total = torch.zeros(())
+    for number, (x, rows) in enumerate(zip(scores.split(TILE, dim=-1), tiles, strict=True)):
+        by_largest = math.log2(WEIGHT) - x.amax(-1, keepdim=True)
+        before, shift = shift, by_largest if number == 0 else shift
+        top = torch.stack([torch.exp2(x[:, lane_columns] + shift).sum(-1) for lane_columns in columns_of_lanes(x)])
+        top = top.amax(0)[:, None].float()  # infinite beyond float32's range
+        if number:
+            down = torch.where(top > MOST_WEIGHT, top.double().log2().floor() - math.log2(WEIGHT), 0.0)
+            shift = torch.where(top.isfinite(), shift - down, torch.minimum(shift, by_largest))
+        weights = torch.exp2(x + shift)
+        rescale = torch.exp2(shift - before) if number else 0.0
+        assert float(half(weights).max()) <= MOST_WEIGHT  # half precision holds them
+        out, total = rescale * out + half(weights) @ rows, rescale * total + weights.sum(-1, keepdim=True)
+    return (out / total).float().double()
+
+
+def columns_of_lanes(scores: Tensor) -> list[Tensor]:
+    """Which columns of a tile each of the four lanes that share a row has."""
+    return [
+        column for lane in range(4) if len(column := (torch.arange(scores.shape[-1]) // 2 % 4 == lane).nonzero()[:, 0])
+    ]
 
 
 def with_gradients(attention, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:  # type: ignore[no-untyped-def]
@@ -187,3 +209,16 @@ def test_errors_are_at_most_twice_those_of_pytorch(rig: str, direction_scale: fl
     if dtype == torch.float16:  # an encoding rounds more numbers to it than plain attention has
         plain = errors(with_gradients(under_plan, inputs, grad), right)
     assert all(a <= 2 * b for a, b in zip(ours, plain, strict=True)), (ours, plain)
+
+
+@pytest.mark.parametrize("jump", [0.0, 4.0, 60.0, 100.0, 5000.0])
+def test_weights_of_scores_that_grow_from_tile_to_tile(jump: float) -> None:
+    """By less than half precision holds, by less than float32 does, and by more."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(16, 300, generator=generator, dtype=torch.float64)
+    scores[:, 130:] += jump * torch.rand(16, 1, generator=generator, dtype=torch.float64)
+    scores[:, 260:] += jump * torch.rand(16, 1, generator=generator, dtype=torch.float64)
+    values = half(torch.randn(300, 128, generator=generator).double())
+    right = scores.softmax(-1) @ values
+    error = (weighted(scores, values) - right).norm() / right.norm()
+    assert error < 2**-11

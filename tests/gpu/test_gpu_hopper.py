@@ -146,6 +146,18 @@ def test_peaked_attention(encoding: MeRoPE) -> None:
         assert_accurate(errors_of(plan, dtype, factor=30.0))
 
 
+@pytest.mark.parametrize("largest", [0.3, 3.0, 30.0])
+def test_scores_that_grow_from_tile_to_tile(encoding: MeRoPE, largest: float) -> None:
+    """Weights outgrow the shift of the tiles before: within half precision, within float32, beyond it."""
+    plan = encoding.plan(driving_cameras(1, 4), (9, 16))
+    q, k, v, gradient = random_inputs(plan, torch.bfloat16)
+    growing = torch.linspace(0.01, largest, plan.key_tokens, device=DEVICE)[:, None]
+    inputs = [20 * q, (growing * k).to(k.dtype), v]
+    right = results(under(plan, "sdpa"), [x.double() for x in inputs], gradient)
+    ours, sdpa = (relative_errors(results(under(plan, name), inputs, gradient), right) for name in ("fused", "sdpa"))
+    assert all(a <= 2 * b for a, b in zip(ours, sdpa, strict=True)), (ours, sdpa)
+
+
 @pytest.mark.parametrize("exponent", [-66, -27, 0, 27, 66, 100])
 def test_output_gradients_of_any_magnitude(encoding: MeRoPE, exponent: int) -> None:
     """Gradients are linear in the output's: each head is scaled into half precision's range and back."""

@@ -14,32 +14,70 @@
 // A thread holds two of its warp's 16 rows, lane / 4 + 8r: element 4i + 2r + j is column 8i + 2 (lane % 4) + j. The
 // quad of lanes with the same lane / 4 holds a row between them.
 
-struct Softmax {
-    float maximum[2], sum[2], rescale[2];
+// Weights are 2^(score scale_log2 + shift). The first tile sets the shift by its largest score. Later tiles keep it as
+// long as their weights fit half precision, which their sums tell: looking for the largest of 128 scores would cost as
+// much as weighing them.
 
-    template <bool kFirst> __device__ __forceinline__ void weigh(float (&s)[64], float scale_log2) {
-        float high[2][2], sums[2][2] = {};
+constexpr float kMostWeight = 32768.f;  // of a thread's sums, so of all its weights
+
+struct Softmax {
+    float shift[2], sum[2], rescale[2];
+
+    // By the largest score. kFirst: of the first tile; others may only lower the shift.
+    template <bool kFirst> __device__ __forceinline__ void weigh_by_largest(float (&s)[64], float scale_log2) {
+        float high[2][2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) high[r][0] = kFirst ? s[2 * r] : maximum[r], high[r][1] = s[2 * r + 1];
+        for (int i = 0; i < 4; ++i) high[i / 2][i % 2] = s[i];
 #pragma unroll
-        for (int i = 0; i < 64; ++i) high[i / 2 % 2][i % 2] = fmaxf(high[i / 2 % 2][i % 2], s[i]);
-        float shift[2];
+        for (int i = 4; i < 64; ++i) high[i / 2 % 2][i % 2] = fmaxf(high[i / 2 % 2][i % 2], s[i]);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float m = fmaxf(high[r][0], high[r][1]);
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-            rescale[r] = kFirst ? 0.f : exp2_fast((maximum[r] - m) * scale_log2);
-            maximum[r] = m;
-            shift[r] = kWeightShift - m * scale_log2;
+            const float m = quad_largest(fmaxf(high[r][0], high[r][1]));
+            const float own = kWeightShift - m * scale_log2, lower = kFirst ? own : fminf(shift[r], own);
+            rescale[r] = kFirst ? 0.f : exp2_fast(lower - shift[r]);
+            shift[r] = lower;
         }
+        float sums[2];
+        to_powers(s, scale_log2, sums);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum[r] = (kFirst ? 0.f : sum[r] * rescale[r]) + sums[r];
+    }
+    // By the shift as it is. False for the whole warp: a weight left float32's range, and the scores are lost.
+    __device__ __forceinline__ bool weigh(float (&s)[64], float scale_log2) {
+        float sums[2];
+        to_powers(s, scale_log2, sums);
+        rescale[0] = rescale[1] = 1.f;
+        if (__any_sync(~0u, !(sums[0] <= kMostWeight && sums[1] <= kMostWeight))) {
+            if (__any_sync(~0u, !(sums[0] < infinity() && sums[1] < infinity()))) return false;
+            lower_shift(s, sums);
+        }
+        sum[0] += sums[0], sum[1] += sums[1];
+        return true;
+    }
+    // By a power of two, which rounds nothing, so that the largest sum of a quad lies between 2^8 and 2^9.
+    __device__ __forceinline__ void lower_shift(float (&s)[64], float (&sums)[2]) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float top = quad_largest(sums[r]);
+            const int down = top > kMostWeight ? (int)(__float_as_uint(top) >> 23) - 127 - (int)kWeightShift : 0;
+            rescale[r] = __int_as_float(127 - down << 23);
+            shift[r] -= (float)down, sum[r] *= rescale[r], sums[r] *= rescale[r];
+        }
+#pragma unroll
+        for (int i = 0; i < 64; ++i) s[i] *= rescale[i / 2 % 2];
+    }
+    __device__ __forceinline__ void to_powers(float (&s)[64], float scale_log2, float (&sums)[2]) const {
+        float parts[2][2] = {};
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
             s[i] = exp2_fast(fmaf(s[i], scale_log2, shift[i / 2 % 2]));
-            sums[i / 2 % 2][i % 2] += s[i];
+            parts[i / 2 % 2][i % 2] += s[i];
         }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) sum[r] = (kFirst ? 0.f : sum[r] * rescale[r]) + (sums[r][0] + sums[r][1]);
+        sums[0] = parts[0][0] + parts[0][1], sums[1] = parts[1][0] + parts[1][1];
+    }
+    static __device__ __forceinline__ float quad_largest(float x) {
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+        return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
     }
     __device__ __forceinline__ void rescale_output(float (&out)[64]) const {
         if (!__any_sync(~0u, rescale[0] != 1.f || rescale[1] != 1.f)) return;
@@ -178,7 +216,7 @@ __device__ __forceinline__ void store_output(
         const int row = share.row_of_quad(r);
         if (share.lane % 4 == 0 && row < share.rows)
             p.lse[(i64)(tile.sample * p.heads + tile.head) * p.queries + share.first + row] =
-                softmax.maximum[r] * p.scale + __logf(softmax.sum[r]) - kWeightShift / kLog2E;
+                __logf(softmax.sum[r]) - softmax.shift[r] / kLog2E;
     }
 }
 
@@ -193,10 +231,7 @@ struct HeldQueries {
 #pragma unroll
         for (int i = 0; i < kHeldSteps; ++i) {
             const int chunk = 2 * (4 - kHeldSteps + i) + share.lane / 16;  // of half 1
-            const u32 from = shared_address(own + kQueryBytes / 2 + row * 128 + ((chunk ^ (row & 7)) << 4));
-            u32* to = words + 4 * i;
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
+            load_matrices(words + 4 * i, shared_address(own + kQueryBytes / 2 + row * 128 + ((chunk ^ (row & 7)) << 4)));
         }
     }
 };
@@ -216,6 +251,26 @@ __device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, c
         }
     }
     wgmma_commit();
+}
+
+// The same scores once more, by one warp for its 16 queries: other warps of its group may not need theirs.
+__device__ __forceinline__ void multiply_again(float (&scores)[64], u32 queries, u32 keys, const Share& share) {
+    const int row = share.thread / 32 * 16 + share.lane % 16, key = share.lane % 8;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) scores[i] = 0.f;
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {  // 16 channels at a time
+        const u32 chunk = 2 * (i % 4);
+        u32 a[4], b[4];
+        load_matrices(a, queries + i / 4 * (kQueryBytes / 2) + row * 128 + ((chunk + share.lane / 16 ^ row & 7) << 4));
+#pragma unroll
+        for (int j = 0; j < 16; j += 2) {  // 8 keys at a time
+            const u32 keys_row = keys + i / 4 * kHalfBytes + (8 * (j + share.lane / 16) + key) * 128;
+            load_matrices(b, keys_row + ((chunk + share.lane / 8 % 2 ^ key) << 4));
+            multiply_warp(scores + 4 * j, a, b);
+            multiply_warp(scores + 4 * j + 4, a, b + 2);
+        }
+    }
 }
 
 template <bool kBf16>
@@ -248,7 +303,7 @@ __device__ __forceinline__ void attend_queries(
     pin(s);
     release(0, 0);
     mask_tile(s, p, tile.camera, seen, 0, share.lane);
-    softmax.weigh<true>(s, scale_log2);
+    softmax.weigh_by_largest<true>(s, scale_log2);
     to_weights(weights, s);
 #pragma unroll 1
     for (int t = 1; t < tiles; ++t) {
@@ -264,9 +319,13 @@ __device__ __forceinline__ void attend_queries(
         if (paired && !(share.group == 1 && t == tiles - 1)) named_arrive<256>(2 - share.group);
         wgmma_wait<1>();
         pin(s);
-        release(0, t);
         mask_tile(s, p, tile.camera, seen, t, share.lane);
-        softmax.weigh<false>(s, scale_log2);
+        if (!softmax.weigh(s, scale_log2)) {
+            multiply_again(s, queries, pipeline.tile(0, t), share);
+            mask_tile(s, p, tile.camera, seen, t, share.lane);
+            softmax.weigh_by_largest<false>(s, scale_log2);
+        }
+        release(0, t);
         wgmma_wait<0>();
         release(1, t - 1);
         pin(out);
@@ -284,8 +343,8 @@ __device__ __forceinline__ void attend_queries(
 }
 
 // 65536 in all, with 24 of the copying warpgroup; direction phases hold 18 words more of a key.
-constexpr int kTurningRegisters = 72 + 16 * kPhases;
-constexpr int kAttendingRegisters = 208 - 8 * kPhases;
+constexpr int kTurningRegisters = kPhases ? 88 : 56;
+constexpr int kAttendingRegisters = kPhases ? 200 : 216;
 
 template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams& p) {
     extern __shared__ char dynamic[];

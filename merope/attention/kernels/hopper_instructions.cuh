@@ -129,6 +129,17 @@ template <int n> __device__ __forceinline__ void pin(u32 (&x)[n]) {
 #pragma unroll
     for (int i = 0; i < n; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
+// Four 8×8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(u32* to, u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
+}
+// d[16, 8] += a[16, 16] b[8, 16]^T, by one warp
+__device__ __forceinline__ void multiply_warp(float* d, const u32* a, const u32* b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 // 128-byte swizzle; `halves`: bytes between the halves of a head where channels are not the summed dimension
 __device__ __forceinline__ u64 descriptor(u32 address, u32 halves = 16) {
     constexpr u32 kEightRows = 1024;
