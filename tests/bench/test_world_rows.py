@@ -92,6 +92,7 @@ def check_what_a_result_says(result: dict) -> None:
     assert result["rows_at_once"] == 1
     assert result["branch"]["encoding"] == "merope"
     assert result["generated_s"] >= 0
+    assert (result["generated_on"], result["generated_in"], result["scored_on"]) == ("CPU", "fp32", result["gpu"])
     assert result["final_loss"] > 0
     assert result["validation_loss"] is None  # the tiny run has no validation
     assert result["test"]["stretch"] == 1.0
