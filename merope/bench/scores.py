@@ -56,6 +56,11 @@ class WorldJob:
     videos: Path | None  # generated.safetensors; None scores the floor
     vae: Path | None = None  # what its latents are decoded with; None: it holds frames
 
+    @property
+    def delay(self) -> float:
+        """Jobs of the least are scored first: those of the benchmark's own test, then those of its sweep."""
+        return abs(math.log(self.test.stretch))
+
 
 def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
     """One job per world: of a row's generated videos, or of the floor, which does not depend on the row."""
