@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
+from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -126,6 +129,25 @@ def test_two_runs_share_what_one_of_them_made(tmp_path: Path, monkeypatch: pytes
     other.encode = fail
     with pytest.raises(AssertionError, match="made before"):
         other.fill(16)
+
+
+def test_a_run_makes_other_clips_while_another_run_is_at_some(tmp_path: Path) -> None:
+    kept, alone = KeptRenders(tmp_path, "one VAE"), pool()
+    alone.fill(40)
+    first_file = tmp_path / f"{kept._digest(CLIPS, [LatentPool.seed(number) for number in range(16)])}.safetensors"
+    beside = pool(kept=kept)
+    with ThreadPoolExecutor(1) as thread:
+        with FileLock(first_file.with_suffix(".lock")):
+            filled = thread.submit(beside.fill, 40)
+            until = time.monotonic() + 20.0
+            while len(list(tmp_path.glob("*.safetensors"))) < 4:  # latents and drives of the two other groups
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert not first_file.exists()
+        filled.result(20.0)
+    assert first_file.exists()
+    for made, found in zip(alone.drawn(list(range(40))), beside.drawn(list(range(40))), strict=True):
+        assert torch.equal(made, found)
 
 
 @pytest.fixture(scope="module")
