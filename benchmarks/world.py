@@ -5,12 +5,13 @@
 
     python benchmarks/world.py --benchmark miniature --rows ucpe merope direction-phases --seeds 0 1 2
 
-Poses are recovered in other processes while the next row is trained. When the time is over the row in training writes a
-checkpoint, and the same command goes on from there; so it does after SIGTERM or Ctrl-C. Rows that are in the results
-folder already are left alone; tests that they lack (`--stretch`) are added if the weights are still there. Give a
-minute or two less than there are: what was generated is still scored. A step leaves a large GPU idle while its launches
-are prepared: `--at-once 3` trains three rows in three processes, and `--set data.keep_renders=FOLDER` has them render
-the worlds of a seed once for all.
+Poses are recovered in other processes while the next row is trained: those of every row's own test before those of any
+sweep. A test is written into the results folder within a second after it is scored. When the time is over the row in
+training writes a checkpoint, and the same command goes on from there; so it does after SIGTERM or Ctrl-C. Rows that are
+in the results folder already are left alone; tests that they lack (`--stretch`) are added if the weights are still
+there. Give a minute or two less than there are: what was generated is still scored. A step leaves a large GPU idle
+while its launches are prepared: `--at-once 3` trains three rows in three processes, and `--set
+data.keep_renders=FOLDER` has them render the worlds of a seed once for all.
 """
 
 import argparse
@@ -75,7 +76,8 @@ def make_rows(options: argparse.Namespace) -> None:
     from merope.bench.generated import benchmark_tests
     from merope.bench.groups import BENCHMARKS
     from merope.bench.result_files import is_scored
-    from merope.bench.rows import Scorer, run_rows, time_limit
+    from merope.bench.rows import run_rows, time_limit
+    from merope.bench.scorer import Scorer
     from merope.bench.scores import with_seed
     from merope.bench.scoring_pool import scoring_pool
     from merope.errors import invalid

@@ -32,6 +32,9 @@ from merope.world.commanded import CommandedClip, WorldTest, commanded_clips
 CLIPS_ON_GPU, CLIPS_ON_CPU = 48, 3
 """Clips that are generated together; a clip's noise does not depend on it. On a CPU more would only hide progress."""
 
+UNSAID_PRECISION = "fp32"
+"""That of videos and results which do not say theirs."""
+
 
 def benchmark_tests(worlds: int, stretches: Sequence[float] = ()) -> list[WorldTest]:
     """The benchmark's own test, then one for every other stretch, in half as many worlds."""
@@ -61,13 +64,13 @@ def generate_clips(
         part = commanded[start : start + at_once]
         poses = torch.stack([clip.cameras.world_from_camera for clip in part])
         lens = stacked([clip.cameras.lens for clip in part])
-        true = torch.stack([clip.true for clip in part])
+        prefix = torch.stack([clip.true[:prefix_frames] for clip in part])
         frames = pipeline(
             cameras=Cameras(poses, lens, plan_dtype=torch.float32) if cameras else None,
-            prefix=true[:, :prefix_frames],
-            height=true.shape[2],
-            width=true.shape[3],
-            num_frames=true.shape[1],
+            prefix=prefix,
+            height=prefix.shape[2],
+            width=prefix.shape[3],
+            num_frames=poses.shape[1],
             num_inference_steps=test.steps,
             guidance_scale=1.0,
             generator=[torch.Generator(device).manual_seed(clip.seed) for clip in part],
@@ -92,7 +95,7 @@ def _streamed(
     streamed = streamed_clip if output_type == "pt" else streamed_latents
     given, prefix = clip.cameras if cameras else None, clip.true[:prefix_frames]
     options: dict[str, Any] = {"num_inference_steps": test.steps, "guidance_scale": 1.0, "seed": clip.seed}
-    made = streamed(pipeline, len(clip.true), given, prefix, **options)
+    made = streamed(pipeline, clip.cameras.count, given, prefix, **options)
     return made if output_type == "pt" else made.half()
 
 
@@ -122,22 +125,34 @@ def generated_file(config: TrainConfig, test: WorldTest) -> Path:
 def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:
     """Generate the test clips of a trained row into its folder. Videos of the same test, clips and weights are kept."""
     file, trained, clips = generated_file(config, test), config.run.out / "trained", world_clips(config)
+    precision, prefix = sampled_precision(config, device), config.objective.prefix_frames
     about = {
         "test": json.dumps(vars(test)),
         "clips": repr(clips),
         "trained": weights_digest(trained) if trained.is_dir() else "",
+        "precision": precision,
     }
-    if about.items() <= about_videos(file).items():
+    kept = about_videos(file)
+    if kept and about.items() <= ({"precision": UNSAID_PRECISION} | kept).items():
         return file
     pipeline = load_trained(config, device)
     began_s = time.perf_counter()
-    commanded = commanded_clips(test, clips, device)
+    commanded = commanded_clips(test, clips, device, prefix)
     output: Literal["pt", "latent"] = "pt" if pipeline.vae is None else "latent"
-    videos = generate_clips(pipeline, commanded, test, config.objective.prefix_frames, config.branch != "none", output)
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        videos = generate_clips(pipeline, commanded, test, prefix, config.branch != "none", output)
     seconds = f"{time.perf_counter() - began_s:.1f}"
     with replacing(file) as part:
         save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device)})
     return file
+
+
+def sampled_precision(config: TrainConfig, device: torch.device) -> Literal["bf16", "fp32"]:
+    """Of the transformer's arithmetic: on a GPU as in training, where fp32 takes many times as long. CPUs keep to fp32.
+
+    Weights are fp32 under autocast, as in training. A VAE encodes in its own.
+    """
+    return config.model.precision if device.type == "cuda" else "fp32"
 
 
 def about_videos(file: Path) -> dict[str, str]:

@@ -4,39 +4,20 @@ Every stage goes on where it was stopped, so that a row can be made in pieces of
 """
 
 import gc
-import json
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from filelock import FileLock, Timeout
 
-from merope.bench.generated import generate_row, generated_file
-from merope.bench.result_files import (
-    about_clips,
-    check_nothing_is_trained_again,
-    known_floor,
-    left_alone,
-    put_together,
-    read_result,
-    results_file,
-    what_differs,
-)
-from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
-from merope.draw.progress import ProgressLine
-from merope.errors import invalid
-from merope.formats.writing import replace_text
-from merope.train.build import world_clips
+from merope.bench.generated import generate_row
+from merope.bench.result_files import check_nothing_is_trained_again
+from merope.bench.scorer import Scorer, say_and_clear
 from merope.train.config import TrainConfig
 from merope.train.loop import train
-from merope.train.provenance import provenance, steps_done, timed_piece
+from merope.train.provenance import steps_done, timed_piece
 from merope.world.commanded import WorldTest
 
 Stage = Literal["trained", "generated", "scored"]
@@ -47,114 +28,6 @@ def train_row(config: TrainConfig) -> bool:
     with timed_piece(config):
         train(config)
     return steps_done(config) >= config.run.steps
-
-
-@dataclass(frozen=True, eq=False)
-class _Scoring:
-    """A row that processes are working on."""
-
-    config: TrainConfig
-    tests: tuple[WorldTest, ...]  # the benchmark's own, then its sweep
-    worlds: dict[WorldTest, list[Future[bytes]]]  # of tests that are not written yet, in their order
-    parts: list[dict[str, Any]] = field(default_factory=list)  # tests that are written
-
-    @property
-    def has_scored_test(self) -> bool:
-        return all(future.done() for future in next(iter(self.worlds.values())))
-
-
-class Scorer:
-    """Recovers poses in processes of its own while rows are trained; writes each test of a row when it is scored."""
-
-    def __init__(self, pool: Executor, results: Path | None, rows_at_once: int = 1) -> None:
-        self.pool, self.results, self.rows_at_once = pool, results, rows_at_once
-        if results is not None:  # refused now, not after hours of training
-            try:
-                results.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                got = f"{results} ({error.strerror})"
-                raise invalid("--results", "a folder that can be written to", got, "name another one") from None
-        self._floors: dict[Path, list[Future[bytes]]] = {}
-        self._rows: list[_Scoring] = []
-        self.written: list[dict[str, Any]] = []
-        self.failures: list[Exception] = []
-
-    def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
-        """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
-        for test in tests:
-            file = floor_file(config, test)
-            if file not in self._floors and not file.exists() and not self._took_floor(config, test):
-                self._floors[file] = self._submit(world_jobs(config, test, None))
-        jobs = {test: world_jobs(config, test, generated_file(config, test)) for test in tests}
-        self._rows.append(_Scoring(config, tuple(tests), {test: self._submit(some) for test, some in jobs.items()}))
-
-    def finish(self, wait: bool) -> None:
-        """Write the tests that are scored; with `wait`, all of them. Rows that cannot be written are in `failures`."""
-        for row in self._rows.copy():
-            try:
-                while row.worlds and (wait or row.has_scored_test):
-                    result = self._write_test(row)
-            except Exception as error:  # of a process that recovered poses: it is no fault of the next row
-                self._rows.remove(row)
-                self.failures.append(_say_and_clear(row.config, error))
-                continue
-            if not row.worlds:
-                self._rows.remove(row)
-                self.written.append(result)
-
-    def earlier(self, config: TrainConfig, tests: Sequence[WorldTest]) -> list[dict[str, Any]]:
-        """What was measured of the same weights before. A file of the results folder with other results is refused."""
-        found = []
-        own = read_result(config.run.out / "scores.json")
-        if own is not None:
-            if differs := what_differs(own, config, tests):
-                print(f"{config.run.out / 'scores.json'} has {differs}: it will be replaced", file=sys.stderr)
-            else:
-                found.append(own)
-        shared = None if self.results is None else read_result(results_file(config, self.results))
-        if shared is not None and self.results is not None:
-            if differs := what_differs(shared, config, tests):
-                raise left_alone(results_file(config, self.results), differs)
-            found.append(shared)
-        return found
-
-    def _submit(self, jobs: list[WorldJob]) -> list[Future[bytes]]:
-        return [self.pool.submit(score_world, job) for job in jobs]
-
-    def _write_test(self, row: _Scoring) -> dict[str, Any]:
-        """Write the row's next test beside those that were written before."""
-        test, futures = next(iter(row.worlds.items()))
-        scores = scores_of(_wait_for(futures, f"{row.config.run.out.name} ×{test.stretch:g}"))
-        row.parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
-        about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
-        text = json.dumps(put_together(about, row.parts, self.earlier(row.config, row.tests)), indent=1)
-        del row.worlds[test]
-        replace_text(row.config.run.out / "scores.json", text)
-        if self.results is not None:
-            replace_text(results_file(row.config, self.results), text)
-        return json.loads(text)
-
-    def _took_floor(self, config: TrainConfig, test: WorldTest) -> bool:
-        """Whether another row of the results folder has the floor of this test; it is kept beside the rows' folders."""
-        floor = None if self.results is None else known_floor(config, test, self.results)
-        if floor is not None:
-            replace_text(floor_file(config, test), json.dumps(floor, indent=1))
-        return floor is not None
-
-    def _floor(self, config: TrainConfig, test: WorldTest) -> dict[str, Any]:
-        file = floor_file(config, test)
-        if not file.exists():
-            scores = scores_of(_wait_for(self._floors[file], f"floor ×{test.stretch:g}"))
-            replace_text(file, json.dumps(summaries(scores, world_clips(config)), indent=1))
-        return json.loads(file.read_text())
-
-
-def _wait_for(futures: list[Future[bytes]], what: str) -> Iterator[bytes]:
-    """Results in order, with a line of progress."""
-    progress = ProgressLine(f"scoring {what}", len(futures), "worlds")
-    for count, future in enumerate(futures, start=1):
-        yield future.result()
-        progress.show(count)
 
 
 def run_rows(
@@ -171,7 +44,7 @@ def run_rows(
     time is over, no further row is begun. A row that fails does not stop the others; its error is raised at the end.
     """
     done, failures = 0, []
-    with ExitStack() as claims:
+    with ExitStack() as claims, scorer.writing():
         for config in configs:
             if is_over():
                 break
@@ -182,23 +55,13 @@ def run_rows(
                     break
                 done += 1
             except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
-                failures.append(_say_and_clear(config, error))
+                failures.append(say_and_clear(config, error))
                 if not _could_free_gpu():
                     break
         scorer.finish(wait=True)
     if failures or scorer.failures:
         raise [*failures, *scorer.failures][0]
     return done == len(configs)
-
-
-def _say_and_clear(config: TrainConfig, error: Exception) -> Exception:
-    """Print an error and clear the variables of its frames: they would keep a model on the GPU for the next row."""
-    print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    link: BaseException | None = error
-    while link is not None:
-        traceback.clear_frames(link.__traceback__)
-        link = link.__context__
-    return error
 
 
 def _could_free_gpu() -> bool:
@@ -232,7 +95,6 @@ def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, u
     if until == "scored":
         scorer.add(config, tests)
     _free_model()
-    scorer.finish(wait=False)
     return True
 
 

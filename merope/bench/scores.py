@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from merope.bench.generated import about_videos, generated_file, pipeline_folder
+from merope.bench.generated import UNSAID_PRECISION, about_videos, generated_file, pipeline_folder
 from merope.bench.result_files import SCORING
 from merope.errors import invalid
 from merope.evaluate.summary import summarise
@@ -33,6 +33,7 @@ from merope.generate.frame_coding import VaeCoding
 from merope.geometry.lenses import Lens
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
+from merope.train.provenance import device_name
 from merope.world.clips import WorldClips
 from merope.world.commanded import MANOEUVRES, CommandedClip, WorldTest, clips_of_world
 
@@ -55,6 +56,11 @@ class WorldJob:
     videos: Path | None  # generated.safetensors; None scores the floor
     vae: Path | None = None  # what its latents are decoded with; None: it holds frames
 
+    @property
+    def delay(self) -> float:
+        """Jobs of the least are scored first: those of the benchmark's own test, then those of its sweep."""
+        return abs(math.log(self.test.stretch))
+
 
 def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
     """One job per world: of a row's generated videos, or of the floor, which does not depend on the row."""
@@ -63,12 +69,17 @@ def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> lis
     return [WorldJob(test, clips, seed, prefix, videos, decoder) for seed in test.seeds]
 
 
+def scoring_device() -> torch.device:
+    """Where worlds are rendered and latents decoded, for poses that are recovered on a core."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def score_world(job: WorldJob) -> bytes:
     """The scores of a job, pickled: tensors that processes share hold a file handle each, and a row has hundreds.
 
     Worlds are rendered and latents decoded on a GPU where there is one: on a core both take longer than the poses.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = scoring_device()
     commanded = clips_of_world(job.test.paths(job.clips, job.seed), job.clips, job.seed, device)
     if job.videos is None:
         floors = [score_floor(clip, job.prefix_frames) for clip in commanded]
@@ -162,6 +173,8 @@ def scores_of_test(config: TrainConfig, test: WorldTest, scores: list[Score], fl
         "scoring": SCORING,
         "generated_s": float(about["generated_s"]) if "generated_s" in about else None,
         "generated_on": about.get("gpu", ""),
+        "generated_in": about.get("precision", UNSAID_PRECISION),
+        "scored_on": device_name(scoring_device()),
         "rows": {"generated": summaries(scores, clips), "floor": floor},
         "clips": {score.name: score.as_dict() | {"lens": lens_kind(clips.lens(score.seed))} for score in scores},
     }

@@ -40,7 +40,8 @@ class FrameCoding:
         video = frames.to(device).permute(0, 4, 1, 2, 3).to(torch.float32) / 127.5 - 1.0
         if self.vae is None:
             return video
-        latents = encode_clips(self.vae, video.to(self.vae.dtype)).to(torch.float32)
+        with torch.autocast(device.type, enabled=False):  # of the transformer: training encodes outside of it
+            latents = encode_clips(self.vae, video.to(self.vae.dtype)).to(torch.float32)
         mean, std = self._latent_statistics(latents)
         return (latents - mean) / std
 

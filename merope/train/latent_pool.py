@@ -6,7 +6,8 @@ A clip of the miniature is 18 MB of floating-point frames and 0.4 MB of latents,
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from merope.draw.progress import ProgressLine
+from merope.geometry.cameras import Cameras
 from merope.train.clip_pool import RENDERED_AT_ONCE, Growth
 from merope.train.streams import Examples, WorldStream
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips, by_view
@@ -21,6 +23,9 @@ from merope.world.kept_renders import KeptRenders
 
 KEPT_AS = torch.float16
 """Latents are of the order of 1: three digits are more than a VAE's own error."""
+
+POSES = "poses"
+"""In the place of an encoder, where the drives of clips are kept beside their latents."""
 
 
 class LatentPool:
@@ -49,26 +54,54 @@ class LatentPool:
         if self.made >= min(count, self.size):
             return
         line = ProgressLine("rendering and encoding", count, before=self.made)
-        while self.made < min(count, self.size):
-            # Groups always begin at the same places: other runs find them in the folder.
-            places = slice(self.made, min(self.made + RENDERED_AT_ONCE, self.size))
-            latents, self.poses[places] = self._make(range(places.start, places.stop))
-            if not self.made:
-                self.latents = self._memory(latents.shape[1:])
-            self.latents[places] = latents
-            self.made = places.stop
-            line.show(min(self.made, count))
+        # Groups always begin at the same places: other runs find them in the folder.
+        firsts = range(self.made, min(count, self.size), RENDERED_AT_ONCE)
+        groups = [range(first, min(first + RENDERED_AT_ONCE, self.size)) for first in firsts]
+        done = self.made
+        for is_patient in (False, True):  # what another run is making comes last: until then there is enough to do
+            busy = []
+            for numbers in groups:
+                if not self._put(numbers, is_patient):
+                    busy.append(numbers)
+                    continue
+                done += len(numbers)
+                line.show(min(done, count))
+            groups = busy
+        self.made = done
 
-    def _make(self, numbers: range) -> tuple[Tensor, Tensor]:  # [B, views, C, T', H', W'], [B, views · T, 4, 4]
+    def _put(self, numbers: range, is_patient: bool) -> bool:
+        """Put clips into their places; False where another run makes them and is not waited for."""
+        made = self._make(numbers, is_patient)
+        if made is None:
+            return False
+        latents, poses = made
+        if not self.latents.numel():
+            self.latents = self._memory(latents.shape[1:])
+        self.latents[numbers.start : numbers.stop], self.poses[numbers.start : numbers.stop] = latents, poses
+        return True
+
+    def _make(
+        self, numbers: range, is_patient: bool
+    ) -> tuple[Tensor, Tensor] | None:  # [B, views, C, T', H', W'], [B, views · T, 4, 4]
         seeds = [self.seed(number) for number in numbers]
-        cameras = self.clips.cameras(seeds, self.device)
 
-        def made() -> Tensor:
-            frames = by_view(self.clips.pictures(seeds, cameras), cameras.views)
-            return self.encode(frames).unflatten(0, (-1, cameras.views)).to(KEPT_AS)
+        @cache
+        def cameras() -> Cameras:
+            return self.clips.cameras(seeds, self.device)
 
-        latents = made() if self.kept is None else self.kept.clips(self.clips, seeds, made)
-        return latents, cameras.world_from_camera
+        def latents() -> Tensor:
+            frames = by_view(self.clips.pictures(seeds, cameras()), self.clips.views)
+            return self.encode(frames).unflatten(0, (-1, self.clips.views)).to(KEPT_AS)
+
+        def poses() -> Tensor:
+            return cameras().world_from_camera
+
+        if self.kept is None:
+            return latents(), poses()
+        # Poses are kept, too: the drives of 8,192 worlds take a core 16 s, in which a GPU has nothing to do.
+        find, drives = self.kept.clips if is_patient else self.kept.clips_unless_busy, replace(self.kept, encoder=POSES)
+        found = find(self.clips, seeds, latents)
+        return None if found is None else (found, drives.clips(self.clips, seeds, poses))
 
     def _memory(self, shape: torch.Size) -> Tensor:  # [size, views, C, T', H', W']
         """On the GPU if that leaves half of what is free, else in pinned memory of the CPU."""

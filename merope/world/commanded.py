@@ -75,7 +75,7 @@ class CommandedClip:
     seed: int
     manoeuvre: str
     cameras: Cameras  # [T]
-    true: Tensor  # uint8 [T, H, W, 3]
+    true: Tensor  # uint8 [T, H, W, 3], or of as many first frames as were asked for
     world: World
     seen: Render  # what `true` is made of, with its depth; on the CPU
 
@@ -84,9 +84,15 @@ class CommandedClip:
         return f"world-{self.seed}-{self.manoeuvre}"
 
 
-def commanded_clips(test: WorldTest, clips: WorldClips, device: torch.device) -> list[CommandedClip]:
+def commanded_clips(
+    test: WorldTest, clips: WorldClips, device: torch.device, seen_frames: int | None = None
+) -> list[CommandedClip]:
     """All clips of a test."""
-    return [clip for seed in test.seeds for clip in clips_of_world(test.paths(clips, seed), clips, seed, device)]
+    return [
+        clip
+        for seed in test.seeds
+        for clip in clips_of_world(test.paths(clips, seed), clips, seed, device, seen_frames)
+    ]
 
 
 def clips_of_world(
@@ -94,13 +100,14 @@ def clips_of_world(
     clips: WorldClips,
     seed: int,
     device: torch.device,
+    seen_frames: int | None = None,  # so many first frames of each are rendered; None: all
 ) -> list[CommandedClip]:
     """Clips of one world along some paths. It is cleared for all of them alike: they show the same street."""
     world = World(seed, device).cleared(torch.stack(list(paths.values())).to(device))
     commanded = []
     for manoeuvre, path in paths.items():
         cameras = Cameras(path, clips.lens(seed), plan_dtype=torch.float32)
-        seen = render(world, cameras.to(device), clips.height, clips.width)
+        seen = render(world, cameras.at(slice(seen_frames)).to(device), clips.height, clips.width)
         seen = Render(seen.image.cpu(), seen.depth_m.cpu(), seen.valid.cpu(), world)
         commanded.append(CommandedClip(seed, manoeuvre, cameras, as_bytes(seen.image), world, seen))
     return commanded

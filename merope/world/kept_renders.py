@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -39,17 +39,36 @@ class KeptRenders:
         make: Callable[[], Tensor],  # -> [B, …], any device
     ) -> Tensor:  # [B, …] on the CPU if it was kept
         """The clips of some seeds, made now if they were not before. Of several processes only one makes them."""
+        found = self._clips(clips, seeds, make, is_patient=True)
+        assert found is not None
+        return found
+
+    def clips_unless_busy(
+        self,
+        clips: WorldClips,
+        seeds: Sequence[int],
+        make: Callable[[], Tensor],  # -> [B, …], any device
+    ) -> Tensor | None:  # [B, …] on the CPU if it was kept
+        """The same, but None while another process makes them: there may be others to make."""
+        return self._clips(clips, seeds, make, is_patient=False)
+
+    def _clips(
+        self, clips: WorldClips, seeds: Sequence[int], make: Callable[[], Tensor], is_patient: bool
+    ) -> Tensor | None:
         file = self.folder / f"{self._digest(clips, seeds)}.safetensors"
         kept = _read(file)
         if kept is not None:
             return kept
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_suffix(".lock")):
-            kept = _read(file)
-            if kept is not None:
-                return kept
-            made = make()
-            replace_tensors(file, {"frames": made.cpu().contiguous()})
+        try:
+            with FileLock(file.with_suffix(".lock"), blocking=is_patient):
+                kept = _read(file)
+                if kept is not None:
+                    return kept
+                made = make()
+                replace_tensors(file, {"frames": made.cpu().contiguous()})
+        except Timeout:
+            return None
         return made
 
     def _digest(self, clips: WorldClips, seeds: Sequence[int]) -> str:

@@ -12,7 +12,8 @@ from tiny_pipelines import miniature_vae
 from merope.bench import scores
 from merope.bench.generated import generated_file, load_trained
 from merope.bench.groups import MINIATURE
-from merope.bench.rows import Scorer, run_rows
+from merope.bench.rows import run_rows
+from merope.bench.scorer import Scorer
 from merope.bench.scores import COLMAP_ROWS, with_seed
 from merope.evaluate.workers import InThisProcess
 from merope.evaluate.world_scores import psnr_db

@@ -10,7 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from merope.bench.generated import benchmark_tests, generate_clips, generate_row
+from merope.bench import generated
+from merope.bench.generated import (
+    about_videos,
+    benchmark_tests,
+    generate_clips,
+    generate_row,
+    sampled_precision,
+)
 from merope.bench.scores import lens_kind, summaries
 from merope.evaluate.world_scores import psnr_db, score_clip, score_floor
 from merope.generate.camera_video import CameraVideoPipeline
@@ -94,6 +101,46 @@ def test_videos_of_another_test_or_of_other_weights_are_generated_anew(tmp_path:
     written = file.stat().st_mtime_ns
     wider = replace(config, data=replace(config.data, fov_deg=(80.0, 80.0)))  # the same weights tested on other clips
     assert generate_row(wider, test, CPU).stat().st_mtime_ns > written
+
+
+def test_a_gpu_generates_in_the_precision_of_training_and_a_cpu_in_fp32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, test = tiny_config(tmp_path / "row", "run.steps=1", "model.precision=bf16"), WorldTest(worlds=1, steps=1)
+    assert sampled_precision(config, torch.device("cuda")) == "bf16"
+    exact = replace(config, model=replace(config.model, precision="fp32"))
+    assert sampled_precision(exact, torch.device("cuda")) == "fp32"
+    train(config)
+    file = generate_row(config, test, CPU)
+    assert about_videos(file)["precision"] == "fp32"
+    in_fp32 = load_file(file)
+    unsaid = {name: value for name, value in about_videos(file).items() if name != "precision"}
+    save_file(in_fp32, file, unsaid)  # what was generated before files said so
+    written = file.stat().st_mtime_ns
+    assert generate_row(config, test, CPU).stat().st_mtime_ns == written
+    monkeypatch.setattr(generated, "sampled_precision", lambda *_: "bf16")
+    in_bf16 = load_file(generate_row(config, test, CPU))
+    assert about_videos(file)["precision"] == "bf16"
+    name = f"world-{FIRST_TEST_SEED}-left"
+    assert torch.equal(in_bf16[name][:2], in_fp32[name][:2])  # the prefix
+    assert not torch.equal(in_bf16[name][2:], in_fp32[name][2:])
+    assert (in_bf16[name].int() - in_fp32[name].int()).abs().float().mean() < 3
+
+
+def test_a_model_is_shown_its_prefix_and_no_more_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = clips_in(FIRST_TEST_SEED)
+    paths = WorldTest().paths(CLIPS, FIRST_TEST_SEED)
+    for clip, short in zip(whole, clips_of_world(paths, CLIPS, FIRST_TEST_SEED, CPU, seen_frames=2), strict=True):
+        assert torch.equal(short.true, clip.true[:2])
+        assert torch.equal(short.world.solids.present, clip.world.solids.present)
+        assert short.cameras.count == CLIPS.frames
+    config, seen = tiny_config(tmp_path / "row", "run.steps=1"), list[int]()
+    train(config)
+    monkeypatch.setattr(
+        generated, "generate_clips", lambda pipe, commanded, *_: seen.extend(len(clip.true) for clip in commanded) or {}
+    )
+    generate_row(config, WorldTest(worlds=1, steps=1), CPU)
+    assert seen == [config.objective.prefix_frames] * 3
 
 
 def test_psnr_is_that_of_the_mean_square() -> None:

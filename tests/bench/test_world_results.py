@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merope.bench import rows, scores
+from merope.bench import rows, scorer, scores
 from merope.bench.generated import generated_file
 from merope.bench.result_files import SAME_RUN, is_scored, parts_of, put_together
-from merope.bench.rows import Scorer, run_rows
+from merope.bench.rows import run_rows
+from merope.bench.scorer import Scorer
 from merope.bench.scores import WorldJob, floor_file
 from merope.cli import main
 from merope.evaluate.workers import InThisProcess
@@ -36,8 +37,8 @@ def with_stretches(*stretches: float) -> list[WorldTest]:
 def _no_poses() -> Iterator[None]:
     """Rows are trained and generated; what a clip scores is no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "score_world", lambda job: pickle.dumps([]))
-        for module in (rows, scores):
+        patch.setattr(scorer, "score_world", lambda job: pickle.dumps([]))
+        for module in (scorer, scores):
             patch.setattr(module, "summaries", lambda *_: {})
         yield
 

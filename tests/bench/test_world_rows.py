@@ -19,9 +19,11 @@ from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from merope.bench import rows
+from merope.bench import scorer as scorer_module
 from merope.bench.generated import generate_row, generated_file
 from merope.bench.result_files import is_scored
-from merope.bench.rows import Scorer, run_rows, time_limit, train_row
+from merope.bench.rows import run_rows, time_limit, train_row
+from merope.bench.scorer import Scorer
 from merope.bench.scores import floor_file, with_seed
 from merope.bench.scoring_pool import scoring_pool
 from merope.bench.table import Row, group_table, read_rows, tables
@@ -92,6 +94,7 @@ def check_what_a_result_says(result: dict) -> None:
     assert result["rows_at_once"] == 1
     assert result["branch"]["encoding"] == "merope"
     assert result["generated_s"] >= 0
+    assert (result["generated_on"], result["generated_in"], result["scored_on"]) == ("CPU", "fp32", result["gpu"])
     assert result["final_loss"] > 0
     assert result["validation_loss"] is None  # the tiny run has no validation
     assert result["test"]["stretch"] == 1.0
@@ -268,7 +271,7 @@ def test_a_gpu_that_is_lost_takes_no_further_row_and_leaves_scores(
     configs = [tiny_config(tmp_path / name) for name in ("first", "second")]
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run_rows(configs, [TEST], scorer)
-    assert finished == [True]
+    assert finished.count(True) == 1
     assert not configs[1].run.out.exists()
 
 
@@ -287,8 +290,8 @@ def test_a_row_that_cannot_be_scored_keeps_no_other_from_being_written(
 ) -> None:
     monkeypatch.setattr(rows, "train_row", lambda config: True)
     monkeypatch.setattr(rows, "generate_row", lambda *_: None)
-    monkeypatch.setattr(rows, "summaries", lambda *_: {})
-    monkeypatch.setattr(rows, "scores_of_test", lambda *_: {})
+    monkeypatch.setattr(scorer_module, "summaries", lambda *_: {})
+    monkeypatch.setattr(scorer_module, "scores_of_test", lambda *_: {})
     configs = [tiny_config(tmp_path / name) for name in ("first", "second", "third")]
     scorer = Scorer(FirstRowCannotBeScored(), None)
     with pytest.raises(OSError, match="a worker died"):

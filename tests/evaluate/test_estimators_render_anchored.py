@@ -9,6 +9,7 @@ from scenes import random_poses
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from merope.evaluate.estimators import ray_pnp
 from merope.evaluate.estimators.estimator import PoseEstimate
 from merope.evaluate.estimators.ray_pnp import RayPairs, solve
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
@@ -167,6 +168,19 @@ def test_the_solver_is_exact_with_a_third_of_outliers_and_rays_behind_the_camera
     assert answer is not None
     assert (answer.ray_camera_from_point_camera @ inverse(motion) - torch.eye(4).double()).abs().max() < 1e-9
     assert answer.inliers >= 400
+
+
+def test_steps_of_the_solver_are_those_of_weighted_least_squares() -> None:
+    rays, seen = normalize(torch.randn(2, 50, 3, dtype=torch.float64), dim=-1)
+    distance_m, weight = 1.0 + 9.0 * torch.rand(50, dtype=torch.float64), torch.rand(50, dtype=torch.float64)
+    axes = torch.eye(3, dtype=torch.float64)
+    by_turn = torch.linalg.cross(axes.expand(50, 3, 3), rays[:, None]).mT
+    by_shift = (axes - rays[:, :, None] * rays[:, None]) / distance_m[:, None, None]
+    derivative = torch.cat((by_turn, by_shift), dim=-1)
+    weighted = (derivative * weight[:, None, None]).flatten(0, 1)
+    matrix, vector = ray_pnp._normal_equations(*(part.numpy() for part in (rays.T, seen.T, weight, distance_m)))
+    torch.testing.assert_close(torch.from_numpy(matrix), weighted.mT @ derivative.flatten(0, 1))
+    torch.testing.assert_close(torch.from_numpy(vector), weighted.mT @ (seen - rays).flatten())
 
 
 def test_the_solver_gives_up_on_noise() -> None:

@@ -1,14 +1,17 @@
 """One pass over a whole clip gives what diffusers' chunks give."""
 
+from pathlib import Path
 from typing import Any
 
 import accelerate
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
+from tiny_pipelines import miniature_vae
 from torch import Tensor
 
 from merope.generate import whole_clips
+from merope.generate.frame_coding import VaeCoding
 from merope.generate.whole_clips import DecodedStream, decode_clips, decode_whole, encode_clips, encode_whole
 
 WAN21 = {"dim_mult": [1, 2, 2], "temperal_downsample": [True, True], "scale_factor_spatial": 4}
@@ -122,3 +125,13 @@ def test_a_stream_may_be_undone_and_gone_on_with() -> None:
     elsewhere = DecodedStream(vae, {name: value.clone() for name, value in before.items()})
     assert torch.equal(elsewhere.decode(right), frames)
     assert {name: value.shape for name, value in stream.past.items()} == {n: v.shape for n, v in before.items()}
+
+
+def test_a_prefix_is_encoded_outside_of_the_autocast_of_a_transformer(tmp_path: Path) -> None:
+    """As training encodes its clips. Otherwise a model would be given other latents than it has learnt."""
+    miniature_vae().save_pretrained(tmp_path)
+    coding = VaeCoding(tmp_path)
+    frames = torch.randint(0, 256, (1, 5, 32, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    latents = coding.encode_frames(frames)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(coding.encode_frames(frames), latents)

@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
+from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -108,21 +111,43 @@ def test_steps_draw_from_what_there_is_and_never_from_held_out_worlds() -> None:
     assert all(int(name.split()[1]) < HELD_OUT_SEEDS for part in clips.held_out(4) for name in part.names)
 
 
-def test_two_runs_share_what_one_of_them_made(tmp_path: Path) -> None:
+def test_two_runs_share_what_one_of_them_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = KeptRenders(tmp_path, "one VAE")
     first, second = pool(kept=kept), pool(kept=kept)
     first.fill(16)
 
-    def fail(frames: Tensor) -> Tensor:
+    def fail(*_: object) -> Tensor:
         raise AssertionError("it was made before")
 
     second.encode = fail
+    monkeypatch.setattr(WorldClips, "path", fail)
     second.fill(16)
-    assert torch.equal(first.drawn([4])[0], second.drawn([4])[0])
+    monkeypatch.undo()
+    for made, found in zip(first.drawn([4]), second.drawn([4]), strict=True):
+        assert torch.equal(made, found)
     other = pool(kept=replace(kept, encoder="another VAE"))
     other.encode = fail
     with pytest.raises(AssertionError, match="made before"):
         other.fill(16)
+
+
+def test_a_run_makes_other_clips_while_another_run_is_at_some(tmp_path: Path) -> None:
+    kept, alone = KeptRenders(tmp_path, "one VAE"), pool()
+    alone.fill(40)
+    first_file = tmp_path / f"{kept._digest(CLIPS, [LatentPool.seed(number) for number in range(16)])}.safetensors"
+    beside = pool(kept=kept)
+    with ThreadPoolExecutor(1) as thread:
+        with FileLock(first_file.with_suffix(".lock")):
+            filled = thread.submit(beside.fill, 40)
+            until = time.monotonic() + 20.0
+            while len(list(tmp_path.glob("*.safetensors"))) < 4:  # latents and drives of the two other groups
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert not first_file.exists()
+        filled.result(20.0)
+    assert first_file.exists()
+    for made, found in zip(alone.drawn(list(range(40))), beside.drawn(list(range(40))), strict=True):
+        assert torch.equal(made, found)
 
 
 @pytest.fixture(scope="module")

@@ -41,8 +41,9 @@ def flow(
 
 def likeness(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:  # [H, W] grey levels 0 … 255 -> [H, W]
     """Correlation of the windows around each pixel, without their means; 0 where either has no texture."""
-    both = textured(a) & textured(b)
-    spread = np.sqrt(np.where(both, _covariance(a, a) * _covariance(b, b), 1.0))
+    own_a, own_b = _covariance(a, a), _covariance(b, b)
+    both = (own_a > MIN_VARIANCE) & (own_b > MIN_VARIANCE)
+    spread = np.sqrt(np.where(both, own_a * own_b, 1.0))
     return np.where(both, _covariance(a, b) / spread, 0.0)
 
 

@@ -2,19 +2,21 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from merope.geometry.poses import rigid, transform
-from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
+from merope.geometry.poses import transform
 
+Floats = NDArray[np.float64]
 MAX_INLIER_PX = 2.0
 MIN_INLIERS = 30
 MAX_RAY_DEG = 75.0  # from the axis: what the minimal solver, which works on a plane, may see
-MAX_STEPS = 20  # of least squares; it takes five or so
+MAX_STEPS = 20  # of least squares; with outliers it takes most of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,40 +55,69 @@ def solve(pairs: RayPairs, seed: int) -> Answer | None:
     )  # fmt: skip
     if not found:
         return None
-    return _refined(pairs, rigid(torch.from_numpy(cv2.Rodrigues(turn)[0]), torch.from_numpy(shift[:, 0])))
+    return _refined(pairs, _rigid(turn[:, 0], shift[:, 0]))
 
 
-def _refined(pairs: RayPairs, pose: Tensor) -> Answer | None:  # [4, 4] ray_camera_from_point_camera
+def _refined(pairs: RayPairs, pose: Floats) -> Answer | None:  # [4, 4] ray_camera_from_point_camera
     """Gauss-Newton on the angles between predicted and seen rays, with Tukey's weights: outliers count for nothing."""
+    points, seen = (np.ascontiguousarray(part.numpy().T) for part in (pairs.points_m, pairs.rays))  # each [3, N]
     cutoff_rad = MAX_INLIER_PX * pairs.pixel_rad
     for _ in range(MAX_STEPS):
-        error, jacobian = _ray_errors(pairs, pose)
-        weight = (1.0 - (error.norm(dim=-1) / cutoff_rad).square()).clamp_min(0.0).square()
-        if int((weight > 0.0).sum()) < MIN_INLIERS:
+        rays, distance_m, error_rad = _predicted(points, seen, pose)
+        weight = np.square(np.maximum(1.0 - np.square(error_rad / cutoff_rad), 0.0))
+        if np.count_nonzero(weight) < MIN_INLIERS:
             return None
-        weighted = (jacobian * weight[:, None, None]).flatten(0, 1)
-        step = torch.linalg.solve(weighted.mT @ jacobian.flatten(0, 1), weighted.mT @ error.flatten())
-        pose = _small_motion(step) @ pose
-        if float(step.abs().max()) < 1e-9:
+        step = np.linalg.solve(*_normal_equations(rays, seen, weight, distance_m))
+        pose = _rigid(step[:3], step[3:]) @ pose
+        if np.abs(step).max() < 1e-9:
             break
-    return Answer(pose, int((_ray_errors(pairs, pose)[0].norm(dim=-1) < cutoff_rad).sum()))
+    inliers = int(np.count_nonzero(_predicted(points, seen, pose)[2] < cutoff_rad))
+    return Answer(torch.from_numpy(pose), inliers)
 
 
-def _ray_errors(pairs: RayPairs, pose: Tensor) -> tuple[Tensor, Tensor]:  # [N, 3], [N, 3, 6]
-    """Seen minus predicted unit rays, and how predictions change with a small motion (turn, shift) of the points.
+def _predicted(
+    points_m: Floats,  # [3, N]
+    seen: Floats,  # [3, N] unit rays
+    pose: Floats,  # [4, 4]
+) -> tuple[Floats, Floats, Floats]:  # [3, N], [N], [N]
+    """Unit rays of the points as the pose has them, distances in metres, and how far the seen rays are from them."""
+    moved = pose[:3, :3] @ points_m + pose[:3, 3:]
+    distance_m = _lengths(moved)
+    rays = moved / distance_m
+    return rays, distance_m, _lengths(seen - rays)
 
-    A turn ω moves the ray u of a point at distance r by ω × u, a shift τ by (1 − u uᵀ) τ / r.
+
+def _lengths(vectors: Floats) -> Floats:  # [3, N] -> [N]
+    x, y, z = vectors
+    return np.asarray(np.sqrt(x * x + y * y + z * z))
+
+
+def _normal_equations(
+    rays: Floats,  # [3, N] predicted unit rays
+    seen: Floats,  # [3, N]
+    weight: Floats,  # [N]
+    distance_m: Floats,  # [N]
+) -> tuple[Floats, Floats]:  # [6, 6], [6]
+    """Of the small motion (turn, shift) of the points that brings predicted rays to the seen ones.
+
+    A turn ω moves the ray u of a point at distance r by ω × u, a shift τ by (1 − u uᵀ) τ / r. Products of these are
+    made of 1 − u uᵀ and of cross products with u: there is no need to build the derivatives of every point.
     """
-    points = transform(pose, pairs.points_m)
-    distance = points.norm(dim=-1)[:, None, None]
-    rays = points / distance[..., 0]
-    axes = torch.eye(3, dtype=torch.float64)
-    by_turn = torch.linalg.cross(axes.expand(len(rays), 3, 3), rays[:, None], dim=-1).mT
-    by_shift = (axes - rays[:, :, None] * rays[:, None]) / distance
-    return pairs.rays - rays, torch.cat((by_turn, by_shift), dim=-1)
+    matrix, vector, near = np.empty((6, 6)), np.empty(6), weight / distance_m
+    matrix[:3, :3] = np.eye(3) * weight.sum() - (rays * weight) @ rays.T
+    matrix[3:, 3:] = np.eye(3) * (near / distance_m).sum() - (rays * (near / distance_m)) @ rays.T
+    x, y, z = rays @ near
+    matrix[:3, 3:] = [[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]]
+    matrix[3:, :3] = matrix[:3, 3:].T
+    (_, xy, xz), (yx, _, yz), (zx, zy, _) = (rays * weight) @ seen.T
+    vector[:3] = yz - zy, zx - xz, xy - yx
+    vector[3:] = seen @ near - rays @ (near * (rays * seen).sum(axis=0))
+    return matrix, vector
 
 
-def _small_motion(step: Tensor) -> Tensor:  # [6] turn in radians, shift in metres -> [4, 4]
-    angle_rad = step[:3].norm()
-    turn = quaternion_from_axis_angle(step[:3] / angle_rad.clamp_min(1e-300), angle_rad)
-    return rigid(matrix_from_quaternion(turn), step[3:])
+def _rigid(turn_rad: NDArray[Any], shift_m: NDArray[Any]) -> Floats:  # [3] axis times angle, [3] -> [4, 4]
+    import cv2
+
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = cv2.Rodrigues(turn_rad)[0], shift_m
+    return pose

@@ -6,9 +6,9 @@ explains these pairs is the pose of the frame, for any lens. Where the answer is
 rendered again at the answer: flow over a short way is exact where flow over a long one is not.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool2d
 
 from merope.errors import invalid
 from merope.evaluate.estimators.dense_flow import flow, grey, textured
@@ -52,6 +52,7 @@ class RenderAnchoredEstimator:
             raise invalid("anchors", expected, list(anchors.image.shape), "render them all")
         self.world, self.commanded, self.rounds, self.seed = world, commanded.to("cpu"), rounds, seed
         self._anchors = None if anchors is None else _on_cpu(anchors)
+        self._shared_rays: Tensor | None = None  # [H, W, 3]
 
     def __call__(self, frames: Tensor, lens: Lens | None = None) -> PoseEstimate:  # uint8 [T, H, W, 3]
         """Poses of the frames; `lens` is not read, the commanded cameras have theirs."""
@@ -79,6 +80,15 @@ class RenderAnchoredEstimator:
     def _rendered(self, cameras: Cameras, size: tuple[int, int]) -> Render:
         return _on_cpu(render(self.world, cameras.to(self.world.device), *size))
 
+    def _lens_and_rays(self, t: int, height: int, width: int) -> tuple[Lens, Tensor]:  # -> [H, W, 3]
+        """The lens of a frame and the rays of its pixels, which are made once where all frames share a lens."""
+        lens = picked(self.commanded.lens, torch.tensor(t))
+        if self._shared_rays is not None and self._shared_rays.shape[:2] == (height, width):
+            return lens, self._shared_rays
+        rays = patch_rays(lens, (height, width))[0].unflatten(0, (height, width))
+        self._shared_rays = None if self.commanded.lens.batch_shape else rays
+        return lens, rays
+
     def _measure(
         self,
         frames: Tensor,  # uint8 [T, H, W, 3]
@@ -90,8 +100,8 @@ class RenderAnchoredEstimator:
         """One round: each moving frame's pose against its anchor. Those that are worth another round."""
         further = []
         for k, t in enumerate(moving.tolist()):
-            lens = picked(self.commanded.lens, torch.tensor(t))
-            pairs, possible = matched(anchors, k, frames[t], lens)
+            lens, grid_rays = self._lens_and_rays(t, frames.shape[1], frames.shape[2])
+            pairs, possible = matched(anchors, k, frames[t], lens, grid_rays)
             answer = solve(pairs, self.seed)
             if answer is None:
                 valid[t] = False
@@ -108,6 +118,7 @@ def matched(
     k: int,  # which of them
     frame: Tensor,  # uint8 [H, W, 3]
     lens: Lens,  # of this frame
+    grid_rays: Tensor,  # [H, W, 3] of its pixels
 ) -> tuple[RayPairs, int]:
     """Where the frame shows the anchor's surfaces, and how many pairs a perfect frame would give.
 
@@ -123,7 +134,6 @@ def matched(
     row, column = (possible & torch.from_numpy(believed)).nonzero().unbind(-1)
     target = torch.stack((column, row), dim=-1) + 0.5 + torch.from_numpy(motion)[row, column].double()
     rays, seen = lens.unproject(target * target.new_tensor([lens.width / width, lens.height / height]))
-    grid_rays = patch_rays(lens, (height, width))[0].unflatten(0, (height, width))
     points = depth[row, column, None] * grid_rays[row, column]
     left, right = grid_rays[height // 2, width // 2 - 1 : width // 2 + 1]
     return RayPairs(points[seen], rays[seen], float((right - left).norm())), int(possible.sum())
@@ -131,10 +141,13 @@ def matched(
 
 def smooth_depth(depth_m: Tensor) -> Tensor:  # [H, W] -> bool [H, W]
     """Where depth is finite and its inverse, which is linear on planes, hardly changes from pixel to pixel."""
+    import cv2
+
     finite = depth_m.isfinite()
-    nearness = torch.where(finite, 1.0 / depth_m, 0.0)[None, None]
-    highest, lowest = max_pool2d(nearness, 3, 1, 1), -max_pool2d(-nearness, 3, 1, 1)
-    return finite & (highest - lowest < 2.0 * MAX_DEPTH_STEP * nearness)[0, 0]
+    nearness = torch.where(finite, 1.0 / depth_m, 0.0).numpy()
+    beside = np.ones((3, 3), np.uint8)
+    change = cv2.dilate(nearness, beside) - cv2.erode(nearness, beside)
+    return finite & torch.from_numpy(change < 2.0 * MAX_DEPTH_STEP * nearness)
 
 
 def _on_cpu(seen: Render) -> Render:

@@ -1,0 +1,214 @@
+"""Scores of rows in the background: each test of a row is written when it is scored, whatever else is going on."""
+
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from merope.bench.generated import generated_file
+from merope.bench.result_files import (
+    about_clips,
+    known_floor,
+    left_alone,
+    put_together,
+    read_result,
+    results_file,
+    what_differs,
+)
+from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
+from merope.draw.progress import ProgressLine
+from merope.errors import invalid
+from merope.formats.writing import replace_text
+from merope.train.build import world_clips
+from merope.train.config import TrainConfig
+from merope.train.provenance import provenance
+from merope.world.commanded import WorldTest
+
+LOOK_EVERY_S = 1.0
+"""How often it is looked whether a test is scored."""
+
+Worlds = list[Future[bytes]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scoring:
+    """A row that processes are working on."""
+
+    config: TrainConfig
+    tests: tuple[WorldTest, ...]  # the benchmark's own, then its sweep
+    worlds: dict[WorldTest, Worlds]  # of tests that are not written yet, in their order
+    parts: list[dict[str, Any]] = field(default_factory=list)  # tests that are written
+
+    @property
+    def next_test(self) -> WorldTest:
+        return next(iter(self.worlds))
+
+    @property
+    def has_scored_test(self) -> bool:
+        return all(future.done() for future in self.worlds[self.next_test])
+
+
+class Scorer:
+    """Recovers poses in processes of its own while rows are trained; writes each test of a row when it is scored."""
+
+    def __init__(self, pool: Executor, results: Path | None, rows_at_once: int = 1) -> None:
+        self.pool, self.results, self.rows_at_once = pool, results, rows_at_once
+        if results is not None:  # refused now, not after hours of training
+            try:
+                results.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                got = f"{results} ({error.strerror})"
+                raise invalid("--results", "a folder that can be written to", got, "name another one") from None
+        self._floors: dict[Path, Worlds] = {}
+        self._floor_claims: dict[Path, FileLock] = {}
+        self._rows: list[_Scoring] = []
+        self._lock = threading.RLock()  # of all that `writing` does beside
+        self.written: list[dict[str, Any]] = []
+        self.failures: list[Exception] = []
+
+    def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
+        """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
+        with self._lock:
+            for test in tests:
+                self._has_floor(config, test)
+            jobs = {test: world_jobs(config, test, generated_file(config, test)) for test in tests}
+            self._rows.append(_Scoring(config, tuple(tests), {test: self._submit(some) for test, some in jobs.items()}))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Tests are written as soon as they are scored, even in the middle of a training: a machine may go any time."""
+        is_over = threading.Event()
+
+        def write() -> None:
+            while not is_over.wait(LOOK_EVERY_S):
+                self.finish(wait=False)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def finish(self, wait: bool) -> None:
+        """Write the tests that are scored; with `wait`, all of them. Rows that cannot be written are in `failures`."""
+        with self._lock:
+            worlds = [*self._floors.values(), *(some for row in self._rows for some in row.worlds.values())]
+        futures = [future for some in worlds for future in some]
+        progress = ProgressLine("scoring", len(futures), "worlds")
+        while True:
+            with self._lock:
+                for row in self._rows.copy():
+                    self._write_scored(row)
+            left = [future for future in futures if not future.done()]
+            if not wait or not self._rows:
+                return
+            progress.show(len(futures) - len(left))
+            if left:
+                wait_for(left, LOOK_EVERY_S, FIRST_COMPLETED)
+            else:  # another process measures a floor
+                time.sleep(LOOK_EVERY_S)
+
+    def earlier(self, config: TrainConfig, tests: Sequence[WorldTest]) -> list[dict[str, Any]]:
+        """What was measured of the same weights before. A file of the results folder with other results is refused."""
+        found = []
+        own = read_result(config.run.out / "scores.json")
+        if own is not None:
+            if differs := what_differs(own, config, tests):
+                print(f"{config.run.out / 'scores.json'} has {differs}: it will be replaced", file=sys.stderr)
+            else:
+                found.append(own)
+        shared = None if self.results is None else read_result(results_file(config, self.results))
+        if shared is not None and self.results is not None:
+            if differs := what_differs(shared, config, tests):
+                raise left_alone(results_file(config, self.results), differs)
+            found.append(shared)
+        return found
+
+    def _submit(self, jobs: list[WorldJob]) -> Worlds:
+        return [self.pool.submit(score_world, job) for job in jobs]
+
+    def _write_scored(self, row: _Scoring) -> None:
+        """Write the tests of a row that are scored, in their order."""
+        try:
+            while row.worlds and row.has_scored_test and self._has_floor(row.config, row.next_test):
+                result = self._write_test(row)
+        except Exception as error:  # of a process that recovered poses: it is no fault of the next row
+            self._rows.remove(row)
+            self.failures.append(say_and_clear(row.config, error))
+            return
+        if not row.worlds:
+            self._rows.remove(row)
+            self.written.append(result)
+
+    def _write_test(self, row: _Scoring) -> dict[str, Any]:
+        """Write the row's next test beside those that were written before."""
+        test = row.next_test
+        scores = scores_of(future.result() for future in row.worlds[test])
+        row.parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
+        about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
+        text = json.dumps(put_together(about, row.parts, self.earlier(row.config, row.tests)), indent=1)
+        del row.worlds[test]
+        replace_text(row.config.run.out / "scores.json", text)
+        if self.results is not None:
+            replace_text(results_file(row.config, self.results), text)
+        return json.loads(text)
+
+    def _has_floor(self, config: TrainConfig, test: WorldTest) -> bool:
+        """Whether the floor of a test is measured. If nobody is at it, this process begins."""
+        file = floor_file(config, test)
+        if file.exists() or self._took_floor(config, test):
+            return True
+        if file not in self._floors and self._claim_floor(file):
+            self._floors[file] = self._submit(world_jobs(config, test, None))
+        return file in self._floors and all(future.done() for future in self._floors[file])
+
+    def _claim_floor(self, file: Path) -> bool:
+        """Whether this process is to measure a floor: rows that end together would all measure it, for minutes."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        claim = FileLock(file.with_suffix(".lock"), blocking=False, thread_local=False)
+        try:
+            claim.acquire()
+        except Timeout:
+            return False
+        if file.exists():  # since it was last looked for
+            claim.release()
+            return False
+        self._floor_claims[file] = claim
+        return True
+
+    def _took_floor(self, config: TrainConfig, test: WorldTest) -> bool:
+        """Whether another row of the results folder has the floor of this test; it is kept beside the rows' folders."""
+        floor = None if self.results is None else known_floor(config, test, self.results)
+        if floor is not None:
+            replace_text(floor_file(config, test), json.dumps(floor, indent=1))
+        return floor is not None
+
+    def _floor(self, config: TrainConfig, test: WorldTest) -> dict[str, Any]:
+        file = floor_file(config, test)
+        if not file.exists():
+            scores = scores_of(future.result() for future in self._floors[file])
+            replace_text(file, json.dumps(summaries(scores, world_clips(config)), indent=1))
+            self._floor_claims.pop(file).release()
+        return json.loads(file.read_text())
+
+
+def say_and_clear(config: TrainConfig, error: Exception) -> Exception:
+    """Print an error and clear the variables of its frames: they would keep a model on the GPU for the next row."""
+    print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__context__
+    return error
