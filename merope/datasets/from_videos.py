@@ -49,29 +49,18 @@ class Recovered(Protocol):
 
     @property
     def world_from_camera(self) -> Tensor: ...  # [T, 4, 4]
-
     @property
     def valid(self) -> Tensor: ...  # bool [T]
-
     @property
     def is_metric(self) -> bool: ...
-
     @property
-    def name(self) -> str:
-        """Of the estimator."""
-
+    def name(self) -> str: ...  # of the estimator
     @property
-    def note(self) -> str:
-        """Why frames are missing."""
-
+    def note(self) -> str: ...  # why frames are missing
     @property
-    def doubt(self) -> str:
-        """Why the poses should not be believed, if so."""
-
+    def doubt(self) -> str: ...  # why the poses should not be believed, if so
     @property
-    def lens(self) -> Lens | None:
-        """What was found where none was given."""
-
+    def lens(self) -> Lens | None: ...  # what was found where none was given
     @property
     def points(self) -> Tensor | None: ...  # [N, 3] of the scene
 

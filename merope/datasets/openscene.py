@@ -207,15 +207,10 @@ class OpenSceneData(FrameData):
     channel: str = "CAM_F0"
     image_size: tuple[int, int] = (1920, 1080)  # width and height that the intrinsics belong to
     allow_pickle: bool = False  # whether you trust where the meta files came from
+    places = ("meta", "validation_meta")
 
-    def training_clips(self) -> OpenSceneSource:
-        return self._clips(self.meta)
-
-    def validation_clips(self) -> OpenSceneSource | None:
-        return None if self.validation_meta is None else self._clips(self.validation_meta)
-
-    def _clips(self, folder: Path) -> OpenSceneSource:
+    def clips_of(self, place: Path) -> OpenSceneSource:
         if not self.allow_pickle:
             fix = "set it if you trust where the meta files came from: they are pickles"
             raise invalid("data.allow_pickle", "true to read OpenScene", False, fix)
-        return OpenSceneSource(sorted(folder.glob("*.pkl")), self)
+        return OpenSceneSource(sorted(place.glob("*.pkl")), self)
