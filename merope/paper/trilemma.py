@@ -172,9 +172,7 @@ def residual(
     return 2 - 2 * (traces.sum() - traces.diagonal().sum()) / (count * (count - 1) * dim)
 
 
-def spectral_floor(
-    phases: Tensor,  # [n, n, p]
-) -> float:
+def spectral_floor(phases: Tensor) -> float:  # [n, n, p]
     """A lower bound of the residual, for every choice of orthogonal U_1 … U_n.
 
     The traces of `residual` sum to Σ_m w_mᵀ S w_m, S the symmetric part of the matrix of all τ_ij and w_m the rows of
@@ -236,10 +234,7 @@ class PerTokenOperator(nn.Module):
         )
         nn.init.normal_(self.network[-1].weight, std=0.01)  # type: ignore[arg-type]
 
-    def forward(
-        self,
-        poses: Tensor,  # [n, 4, 4]
-    ) -> Tensor:  # [n, d, d]
+    def forward(self, poses: Tensor) -> Tensor:  # [n, 4, 4] -> [n, d, d]
         """U of every pose."""
         poses = poses.to(self.frequencies.dtype)
         upper = torch.triu_indices(self.dim, self.dim, 1, device=poses.device)
