@@ -33,19 +33,10 @@ FIELDS = ("timestamp", "lidar2global", "cams")
 AGAIN = "get the meta file again"
 MMDET3D = 'convert it to OpenScene\'s fields; nuScenes infos of mmdet3d mix all scenes: use kind = "nuscenes" for them'
 
-ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    *(
-        (f"{package}.multiarray", name)
-        for package in ("numpy.core", "numpy._core")
-        for name in ("_reconstruct", "scalar")
-    ),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),  # this and the next: how protocol 2 stores bytes
-    ("__builtin__", "bytes"),
-}
+NUMPY_PARTS = (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+ALLOWED = {(f"numpy.{core}.{module}", name) for core in ("core", "_core") for module, name in NUMPY_PARTS}
+ALLOWED |= {("numpy", "ndarray"), ("numpy", "dtype")}
+ALLOWED |= {("_codecs", "encode"), ("__builtin__", "bytes")}  # how protocol 2 stores bytes
 
 
 class _ArraysOnly(pickle.Unpickler):
