@@ -23,10 +23,10 @@ from merope.formats import (
     waymo,
 )
 from merope.formats.checks import Finding, validate
-from merope.formats.files import Sample
+from merope.formats.files import SAMPLE_LINES, Sample, archive_shapes, head_of, load_array, load_json, read_text
 from merope.formats.predictions import DA3, MAPANYTHING, VGGT
-from merope.formats.sample import take_sample
 from merope.formats.stores import fetched
+from merope.formats.tables import MAGIC, column_names
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens
 
@@ -116,7 +116,7 @@ def write(trajectory: Trajectory, path: Path | str, format: str = "merope", **op
 def detect(path: Path | str) -> str:
     """The format of a file or folder, by its content."""
     path = Path(path)
-    sample = take_sample(path)
+    sample = _taken_from(path)
     candidates = [name for name, format in FORMATS.items() if format.matches(sample)]
     if len(candidates) == 1:
         return candidates[0]
@@ -127,6 +127,24 @@ def detect(path: Path | str) -> str:
     if sample.array_shape[1:] == (4, 4):
         fix = "an array does not say what its matrices are; make a Trajectory of it (docs/formats.md)"
     raise invalid(str(path), f"one of the formats {', '.join(FORMATS)}", _description(sample), fix)
+
+
+def _taken_from(path: Path) -> Sample:
+    """What a file or folder holds, as far as formats are told apart by it."""
+    if path.is_dir():
+        return Sample(files=frozenset(child.name for child in path.iterdir()))
+    head = head_of(path)
+    if head.startswith(b"\x93NUMPY"):
+        return Sample(array_shape=load_array(path).shape)
+    if head.startswith(b"PK\x03\x04"):
+        return Sample(archive=archive_shapes(path))
+    if head.startswith(MAGIC):
+        return Sample(columns=column_names(path))
+    text = read_text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return Sample(document=load_json(path))
+    lines = (line.strip() for line in text.splitlines())
+    return Sample(lines=tuple(line for line in lines if line)[:SAMPLE_LINES])
 
 
 def _description(sample: Sample) -> str:
