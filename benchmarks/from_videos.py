@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from merope.cli import main as merope
-from merope.evaluate.metrics import relative_to_first, rotation_angle
+from merope.evaluate.metrics import relative_to_first
 from merope.formats import read
 from merope.formats.video import as_bytes, write_video
 from merope.formats.writing import replace_text
 from merope.geometry.cameras import Cameras
+from merope.geometry.poses import rotation_angle
 from merope.geometry.trajectories import driving_path
 from merope.train.provenance import commit
 from merope.world.clips import DRIVE, dice

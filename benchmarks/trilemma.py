@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from merope.paper.trilemma import Row, direction_rows, direction_table, run, table
+from merope.paper.trilemma import Row, direction_rows, run, table
 
 DIMS, STEPS, SEED = (12, 24, 48), 300, 0
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ def main() -> None:
     started = time.perf_counter()
     rows = run(tuple(options.dims), options.steps, options.seed)
     directions = direction_rows(tuple(options.dims), options.seed)
-    print("metric translation", table(rows), "direction phases", direction_table(directions), sep="\n")
+    print("metric translation", table(rows), "direction phases", table(directions), sep="\n")
     print(f"{time.perf_counter() - started:.0f} s")
     if (tuple(options.dims), options.steps, options.seed) != (DIMS, STEPS, SEED):
         return

@@ -54,9 +54,7 @@ class Manifest:
     curation: Curation
 
 
-def ground_paths(
-    world_from_camera: Tensor,  # [N, T, 4, 4]
-) -> Tensor:  # [N, T, 2] float64, metres
+def ground_paths(world_from_camera: Tensor) -> Tensor:  # [N, T, 4, 4] -> [N, T, 2] float64, metres
     """Right and forward of the first camera, (R₀ᵀ(o_t − o_0))[x, z]: the path seen from above.
 
     "Above" is the first camera's own −y. One that is pitched by θ shortens forward motion by cos θ.

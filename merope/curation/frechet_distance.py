@@ -65,9 +65,7 @@ def frechet_below(
     return bool(reachable[-1])
 
 
-def landmarks(
-    paths: Floats,  # [N, T, 2]
-) -> Floats:  # [N, 8]
+def landmarks(paths: Floats) -> Floats:  # [N, T, 2] -> [N, 8]
     """First point, last point, and the two corners of the bounding box: no entry moves by more than the distance."""
     return np.concatenate((paths[:, 0], paths[:, -1], paths.min(1), paths.max(1)), axis=-1)
 

@@ -189,16 +189,14 @@ class CachedData(FileData):
     kind: Literal["cache"]
     root: Path
     validation_root: Path | None = None
+    places = ("root", "validation_root")
 
     @property
     def is_encoded(self) -> bool:
         return True
 
-    def training_clips(self) -> CachedSource:
-        return CachedSource.open(self.root)
-
-    def validation_clips(self) -> CachedSource | None:
-        return None if self.validation_root is None else CachedSource.open(self.validation_root)
+    def clips_of(self, place: Path) -> CachedSource:
+        return CachedSource.open(place)
 
 
 def collate_cached(clips: Sequence[CachedClip]) -> CachedBatch:

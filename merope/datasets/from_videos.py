@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -49,29 +49,18 @@ class Recovered(Protocol):
 
     @property
     def world_from_camera(self) -> Tensor: ...  # [T, 4, 4]
-
     @property
     def valid(self) -> Tensor: ...  # bool [T]
-
     @property
     def is_metric(self) -> bool: ...
-
     @property
-    def name(self) -> str:
-        """Of the estimator."""
-
+    def name(self) -> str: ...  # of the estimator
     @property
-    def note(self) -> str:
-        """Why frames are missing."""
-
+    def note(self) -> str: ...  # why frames are missing
     @property
-    def doubt(self) -> str:
-        """Why the poses should not be believed, if so."""
-
+    def doubt(self) -> str: ...  # why the poses should not be believed, if so
     @property
-    def lens(self) -> Lens | None:
-        """What was found where none was given."""
-
+    def lens(self) -> Lens | None: ...  # what was found where none was given
     @property
     def points(self) -> Tensor | None: ...  # [N, 3] of the scene
 
@@ -252,14 +241,9 @@ def _write_piece(piece: Piece, out: Path, path: Trajectory, run: slice, settings
 
 def _longest_run(valid: Tensor) -> slice:  # bool [T]
     """The longest run of frames with a pose, the first of them where there are several."""
-    best, start = slice(0, 0), None
-    for place, is_valid in enumerate([*valid.tolist(), False]):
-        if is_valid and start is None:
-            start = place
-        elif not is_valid and start is not None:
-            best = slice(start, place) if place - start > best.stop - best.start else best
-            start = None
-    return best
+    runs = [list(run) for is_valid, run in groupby(range(len(valid)), valid.tolist().__getitem__) if is_valid]
+    longest = max(runs, key=len, default=[])
+    return slice(longest[0], longest[-1] + 1) if longest else slice(0, 0)
 
 
 def _write_clips(out: Path, settings: FromVideos, records: Sequence[dict[str, Any]]) -> None:

@@ -115,6 +115,7 @@ class NuScenesData(FrameData):
     window_step: int = 1  # frames between the beginnings of windows
     cameras: tuple[str, ...] = ("CAM_FRONT",)  # channels; several are the views of a rig, which begins with the first
     knows_places: ClassVar[bool] = True
+    places = ("split", "validation_split")
 
     def __post_init__(self) -> None:
         if not self.cameras or len(set(self.cameras)) < len(self.cameras):
@@ -124,11 +125,8 @@ class NuScenesData(FrameData):
     def views(self) -> int:
         return len(self.cameras)
 
-    def training_clips(self) -> NuScenesSource | NuScenesRigSource:
-        return self._clips(self.split)
-
-    def validation_clips(self) -> NuScenesSource | NuScenesRigSource | None:
-        return None if self.split_file is None else self._clips(self.validation_split)
+    def validation_clips(self) -> ClipSource[Clip] | None:
+        return None if self.split_file is None else super().validation_clips()
 
     def clips_with_history(self, count: int, latent_stride: int) -> tuple[HistorySource, HistorySource | None]:
         """History comes from the training split, also for validation clips: it is what was driven before."""
@@ -141,8 +139,8 @@ class NuScenesData(FrameData):
     def _scenes(self, split: str) -> list[str] | None:
         return None if self.split_file is None else read_split(self.split_file, split)
 
-    def _clips(self, split: str) -> NuScenesSource | NuScenesRigSource:
-        first = self._windows(split)
+    def clips_of(self, place: str) -> NuScenesSource | NuScenesRigSource:  # a split
+        first = self._windows(place)
         if self.views == 1:
             return first
         rig = NuScenesRigSource.of(first, [NuScenes(self.root, self.version, name) for name in self.cameras[1:]])

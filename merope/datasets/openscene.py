@@ -33,19 +33,10 @@ FIELDS = ("timestamp", "lidar2global", "cams")
 AGAIN = "get the meta file again"
 MMDET3D = 'convert it to OpenScene\'s fields; nuScenes infos of mmdet3d mix all scenes: use kind = "nuscenes" for them'
 
-ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    *(
-        (f"{package}.multiarray", name)
-        for package in ("numpy.core", "numpy._core")
-        for name in ("_reconstruct", "scalar")
-    ),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),  # this and the next: how protocol 2 stores bytes
-    ("__builtin__", "bytes"),
-}
+NUMPY_PARTS = (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+ALLOWED = {(f"numpy.{core}.{module}", name) for core in ("core", "_core") for module, name in NUMPY_PARTS}
+ALLOWED |= {("numpy", "ndarray"), ("numpy", "dtype")}
+ALLOWED |= {("_codecs", "encode"), ("__builtin__", "bytes")}  # how protocol 2 stores bytes
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -207,15 +198,10 @@ class OpenSceneData(FrameData):
     channel: str = "CAM_F0"
     image_size: tuple[int, int] = (1920, 1080)  # width and height that the intrinsics belong to
     allow_pickle: bool = False  # whether you trust where the meta files came from
+    places = ("meta", "validation_meta")
 
-    def training_clips(self) -> OpenSceneSource:
-        return self._clips(self.meta)
-
-    def validation_clips(self) -> OpenSceneSource | None:
-        return None if self.validation_meta is None else self._clips(self.validation_meta)
-
-    def _clips(self, folder: Path) -> OpenSceneSource:
+    def clips_of(self, place: Path) -> OpenSceneSource:
         if not self.allow_pickle:
             fix = "set it if you trust where the meta files came from: they are pickles"
             raise invalid("data.allow_pickle", "true to read OpenScene", False, fix)
-        return OpenSceneSource(sorted(folder.glob("*.pkl")), self)
+        return OpenSceneSource(sorted(place.glob("*.pkl")), self)

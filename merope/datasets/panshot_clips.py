@@ -83,9 +83,7 @@ def read_sample(
     )
 
 
-def without_first_yaw(
-    world_from_camera: Tensor,  # [T, 4, 4], world y down
-) -> Tensor:  # [T, 4, 4]
+def without_first_yaw(world_from_camera: Tensor) -> Tensor:  # [T, 4, 4], world y down -> [T, 4, 4]
     """The world turned about its vertical so that the first camera's forward axis has no x component."""
     forward = world_from_camera[0, :3, 2]
     yaw_rad = math.atan2(float(forward[0]), float(forward[2]))
@@ -129,7 +127,6 @@ class PanShotSource(ClipSource[Clip]):
         return Path(self.rows[index]["pose_path"]).stem
 
     def made_of(self, index: int) -> dict[str, Any]:
-        """What a clip follows from besides the files: a cache of another row is not this clip's."""
         row = self.rows[index]
         return row | {"near_depth": None if self.depths is None else self.depths[clip_key(row["pose_path"])]}
 
@@ -140,12 +137,8 @@ class PanShotSource(ClipSource[Clip]):
             raise invalid(f"poses of {clip.name}", f"at least {count}", got, "shorten the clip")
         video = self.root / self.rows[index]["video_path"]
         frames = read_video(video, list(range(count)), self.height, self.width)
-        return replace(
-            clip,
-            world_from_camera=clip.world_from_camera[:count],
-            timestamps_s=clip.timestamps_s[:count],
-            frames=frames,
-        )
+        poses, times_s = clip.world_from_camera[:count], clip.timestamps_s[:count]
+        return replace(clip, world_from_camera=poses, timestamps_s=times_s, frames=frames)
 
 
 @dataclass(frozen=True)
@@ -160,12 +153,7 @@ class PanShotData(FrameData):
     frames: int = field(default=81, kw_only=True)
     height: int = field(default=480, kw_only=True)
     width: int = field(default=832, kw_only=True)
+    places = ("samples", "validation_samples")
 
-    def training_clips(self) -> PanShotSource:
-        return self._clips(self.samples)
-
-    def validation_clips(self) -> PanShotSource | None:
-        return None if self.validation_samples is None else self._clips(self.validation_samples)
-
-    def _clips(self, samples: Path) -> PanShotSource:
-        return PanShotSource.open(samples, self.root, self.frames, self.height, self.width, self.near_depths)
+    def clips_of(self, place: Path) -> PanShotSource:
+        return PanShotSource.open(place, self.root, self.frames, self.height, self.width, self.near_depths)

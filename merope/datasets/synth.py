@@ -20,14 +20,14 @@ from merope.formats.video import as_bytes, write_image, write_video
 from merope.formats.writing import replace_text
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
-from merope.geometry.poses import inverse
+from merope.geometry.poses import VEHICLE_FROM_CAMERA, inverse
 from merope.geometry.quaternions import quaternion_from_matrix
 from merope.geometry.trajectories import driving_path
 from merope.world.clips import DRIVE, dice
 from merope.world.render import render
 from merope.world.scene import World
 
-MAP_FROM_WORLD = torch.tensor([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
+MAP_FROM_WORLD = VEHICLE_FROM_CAMERA
 """nuScenes maps have z up; worlds here have y down."""
 
 EGO_FROM_CAMERA = torch.tensor([[0.0, 0, 1, 1.7], [-1, 0, 0, 0], [0, -1, 0, 1.5], [0, 0, 0, 1]], dtype=torch.float64)

@@ -89,7 +89,6 @@ class VideoSource(ClipSource[Clip]):
         return self.rows[index].id
 
     def made_of(self, index: int) -> dict[str, Any]:
-        """What a clip follows from besides the files: a cache of another row is not this clip's."""
         return asdict(self.rows[index])
 
     def trajectory(self, index: int) -> Trajectory:
@@ -169,15 +168,10 @@ class VideoData(FrameData):
     root: Path
     manifest: Path
     validation_manifest: Path | None = None
+    places = ("manifest", "validation_manifest")
 
-    def training_clips(self) -> VideoSource:
-        return self._clips(self.manifest)
-
-    def validation_clips(self) -> VideoSource | None:
-        return None if self.validation_manifest is None else self._clips(self.validation_manifest)
-
-    def _clips(self, manifest: Path) -> VideoSource:
-        return VideoSource(read_video_rows(manifest), self.root, self.frames, self.height, self.width)
+    def clips_of(self, place: Path) -> VideoSource:
+        return VideoSource(read_video_rows(place), self.root, self.frames, self.height, self.width)
 
 
 @lru_cache(maxsize=64)

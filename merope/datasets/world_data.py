@@ -1,7 +1,7 @@
 """Training clips of the procedural world."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -88,20 +88,7 @@ class WorldData(Data):
         clips, count = self.clips(prefix_frames), MIXED_WORLDS if self.worlds is None else self.worlds
         return WorldSource(clips, HELD_OUT_SEEDS, count), WorldSource(clips, 0, HELD_OUT_WORLDS)
 
-    def clips(
-        self,
-        prefix_frames: int,  # clean frames of the objective
-    ) -> WorldClips:
+    def clips(self, prefix_frames: int) -> WorldClips:  # clean frames of the objective
         """What the clips are like. A drive begins with at least one frame before it changes."""
-        return WorldClips(
-            frames=self.frames,
-            height=self.height,
-            width=self.width,
-            frame_rate_hz=self.frame_rate_hz,
-            prefix_frames=max(prefix_frames, 1),
-            fov_deg=self.fov_deg,
-            xi=self.xi,
-            rig_yaw_deg=self.rig_yaw_deg,
-            rig_fov_deg=self.rig_fov_deg,
-            rig_offset_m=self.rig_offset_m,
-        )
+        shared = {key.name: getattr(self, key.name) for key in fields(WorldClips) if hasattr(self, key.name)}
+        return WorldClips(**shared, prefix_frames=max(prefix_frames, 1))

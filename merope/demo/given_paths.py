@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.evaluate.metrics import rotation_angle
 from merope.generate.camera_path import PathSource, read_clip_path
-from merope.geometry.poses import relative
+from merope.geometry.poses import relative, rotation_angle
 from merope.geometry.trajectories import MAX_YAW_RATE_RAD_S, SPEED_RANGE_M_S
 from merope.world.clips import WorldClips
 from merope.world.clips_file import CLIPS_FILE, read_clips

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.evaluate.metrics import NORM_FLOOR, FlagArray, PoseArray, checked_paths, relative_to_first, rotation_angle
-from merope.geometry.poses import relative
+from merope.evaluate.metrics import NORM_FLOOR, FlagArray, PoseArray, checked_paths, relative_to_first
+from merope.geometry.poses import relative, rotation_angle
 
 VANISHING = 1e-6
 """A translation below this share of its path's extent has no direction."""

@@ -29,6 +29,7 @@ INCEPTION_HINT = (
 I3D_HINT = "get i3d_torchscript.pt, the file that StyleGAN-V's FVD code links to, and pass its path"
 
 Videos = Iterable[Tensor]  # each uint8 [T, H, W, 3]
+Scored = Videos | FrechetStatistics  # as they are, or what is left to know of them
 
 
 class Detector(Protocol):
@@ -163,33 +164,21 @@ class FrechetResult:
     source: FeatureSource
 
 
-def fid(
-    generated: Videos | FrechetStatistics,
-    reference: Videos | FrechetStatistics,
-    detector: Detector,
-    prefix_frames: int = PREFIX_FRAMES,
-) -> FrechetResult:
+def fid(generated: Scored, reference: Scored, detector: Detector, prefix_frames: int = PREFIX_FRAMES) -> FrechetResult:
     """Fréchet Inception distance over all frames after the prefix (paper: 512 clips × 40 frames)."""
     if not detector.is_per_frame:
         raise invalid("detector", "one that sees single frames", detector.name, "use InceptionDetector")
     return _distance(generated, reference, detector, prefix_frames)
 
 
-def fvd(
-    generated: Videos | FrechetStatistics,
-    reference: Videos | FrechetStatistics,
-    detector: Detector,
-    prefix_frames: int = PREFIX_FRAMES,
-) -> FrechetResult:
+def fvd(generated: Scored, reference: Scored, detector: Detector, prefix_frames: int = PREFIX_FRAMES) -> FrechetResult:
     """Fréchet video distance over clips after the prefix (paper: 512 clips of 40 frames)."""
     if detector.is_per_frame:
         raise invalid("detector", "one that sees whole clips", detector.name, "use I3DDetector")
     return _distance(generated, reference, detector, prefix_frames)
 
 
-def _distance(
-    generated: Videos | FrechetStatistics, reference: Videos | FrechetStatistics, detector: Detector, prefix_frames: int
-) -> FrechetResult:
+def _distance(generated: Scored, reference: Scored, detector: Detector, prefix_frames: int) -> FrechetResult:
     sets = [
         part if isinstance(part, FrechetStatistics) else feature_statistics(part, detector, prefix_frames)
         for part in (generated, reference)

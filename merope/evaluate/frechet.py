@@ -58,10 +58,7 @@ class FrechetStatistics:
         """All features while n ≤ d, else None."""
         return self._kept
 
-    def update(
-        self,
-        features: Tensor,  # [n, d]
-    ) -> None:
+    def update(self, features: Tensor) -> None:  # [n, d]
         """Add a batch. Means are combined by their difference, so that a large common offset costs no digits."""
         batch = self._checked(features)
         if self.count == 0:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.poses import check_rigid, check_shape, inverse, relative
+from merope.geometry.poses import check_rigid, check_shape, inverse, relative, rotation_angle
 
 PoseArray = Tensor | NDArray[np.floating]  # [T, 4, 4] world_from_camera
 FlagArray = Tensor | NDArray[np.bool_]  # [T]
@@ -159,32 +159,9 @@ def _largest_norm(path: Tensor) -> Tensor:  # [n, 4, 4] relative -> []
     return path[:, :3, 3].norm(dim=-1).max()
 
 
-def relative_to_first(
-    world_from_camera: Tensor,  # [n, 4, 4]
-) -> Tensor:  # [n, 4, 4] first_from_camera
+def relative_to_first(world_from_camera: Tensor) -> Tensor:  # [n, 4, 4] -> [n, 4, 4] first_from_camera
     """Remove the gauge: every pose in the frame of the first camera."""
     return relative(world_from_camera[:1], world_from_camera)
-
-
-def rotation_angle(
-    a: Tensor,  # [..., 3, 3] rotations
-    b: Tensor,  # [..., 3, 3] rotations
-) -> Tensor:  # [...] rad, 0 to π
-    """Geodesic distance on SO(3), as the atan2 of sine and cosine.
-
-    The paper's arccos of the trace is the same number, but loses half of all digits at small angles.
-    """
-    turn = a.mT @ b
-    axis = torch.stack(
-        (
-            turn[..., 2, 1] - turn[..., 1, 2],
-            turn[..., 0, 2] - turn[..., 2, 0],
-            turn[..., 1, 0] - turn[..., 0, 1],
-        ),
-        dim=-1,
-    )
-    trace = turn.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return torch.atan2(axis.norm(dim=-1), trace - 1.0)
 
 
 def looks_inverted(commanded: PoseArray, estimated: PoseArray, valid: FlagArray | None = None) -> bool:

@@ -165,11 +165,7 @@ def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, es
         is_metric=estimate.is_metric and command.is_metric,
         command_is_metric=command.is_metric,
         estimator=estimate.name,
-        weights_sha256=estimate.weights_sha256,
-        note=estimate.note,
-        inliers=estimate.inliers,
-        check=estimate.check,
-        doubt=estimate.doubt,
+        **{name: getattr(estimate, name) for name in ("weights_sha256", "note", "inliers", "check", "doubt")},
         problems=tuple(problems),
         thumbnails=thumbnails(frames),
     )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from merope.evaluate.estimators.estimator import PoseEstimate
 from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
-from merope.evaluate.metrics import NORM_FLOOR, aligning_scale, relative_to_first, rotation_angle
+from merope.evaluate.metrics import NORM_FLOOR, aligning_scale, relative_to_first
+from merope.geometry.poses import rotation_angle
 
 MAX_TURN_DEG, MAX_SHIFT_PERCENT = 2.0, 10.0
 """Estimators agree below both. On true renders two right paths differ by up to 0.8° and 5 %, a right and a wrong one by

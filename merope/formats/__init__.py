@@ -18,15 +18,15 @@ from merope.formats import (
     odometry,
     own,
     panshot,
-    predictions,
     re10k,
     recammaster,
     waymo,
 )
 from merope.formats.checks import Finding, validate
-from merope.formats.files import Sample
-from merope.formats.sample import take_sample
+from merope.formats.files import SAMPLE_LINES, Sample, archive_shapes, head_of, load_array, load_json, read_text
+from merope.formats.predictions import DA3, MAPANYTHING, VGGT
 from merope.formats.stores import fetched
+from merope.formats.tables import MAGIC, column_names
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens
 
@@ -40,40 +40,28 @@ class Format:
     matches: Callable[[Sample], bool]
     read: Callable[..., Trajectory]
     write: Callable[..., None]
-    only_metric: bool  # the format means metres and has no place to say otherwise
+    only_metric: bool = False  # the format means metres and has no place to say otherwise
     needs_lens: bool = False  # to be written
 
 
 FORMATS: dict[str, Format] = {
-    "merope": Format(own.matches, own.read, own.write, only_metric=False),
-    "re10k": Format(re10k.matches, re10k.read, re10k.write, only_metric=False, needs_lens=True),
+    "merope": Format(own.matches, own.read, own.write),
+    "re10k": Format(re10k.matches, re10k.read, re10k.write, needs_lens=True),
     "kitti": Format(odometry.matches_kitti, odometry.read_kitti, odometry.write_kitti, only_metric=True),
     "tum": Format(odometry.matches_tum, odometry.read_tum, odometry.write_tum, only_metric=True),
     "euroc": Format(odometry.matches_euroc, odometry.read_euroc, odometry.write_euroc, only_metric=True),
-    "colmap": Format(colmap.matches, colmap.read, colmap.write, only_metric=False, needs_lens=True),
-    "nerfstudio": Format(
-        nerf.matches_nerfstudio, nerf.read_nerfstudio, nerf.write_nerfstudio, only_metric=False, needs_lens=True
-    ),
-    "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, only_metric=False, needs_lens=True),
+    "colmap": Format(colmap.matches, colmap.read, colmap.write, needs_lens=True),
+    "nerfstudio": Format(nerf.matches_nerfstudio, nerf.read_nerfstudio, nerf.write_nerfstudio, needs_lens=True),
+    "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, needs_lens=True),
     "recammaster": Format(recammaster.matches, recammaster.read, recammaster.write, only_metric=True),
-    "panshot": Format(panshot.matches, panshot.read, panshot.write, only_metric=False),
+    "panshot": Format(panshot.matches, panshot.read, panshot.write),
     "kitti360": Format(kitti360.matches, kitti360.read, kitti360.write, only_metric=True),
     "argoverse2": Format(argoverse2.matches, argoverse2.read, argoverse2.write, only_metric=True, needs_lens=True),
     "waymo": Format(waymo.matches, waymo.read, waymo.write, only_metric=True, needs_lens=True),
-    "lingbot": Format(lingbot.matches, lingbot.read, lingbot.write, only_metric=False, needs_lens=True),
-    "vggt": Format(
-        predictions.matches_vggt, predictions.read_vggt, predictions.write_vggt, only_metric=False, needs_lens=True
-    ),
-    "da3": Format(
-        predictions.matches_da3, predictions.read_da3, predictions.write_da3, only_metric=False, needs_lens=True
-    ),
-    "mapanything": Format(
-        predictions.matches_mapanything,
-        predictions.read_mapanything,
-        predictions.write_mapanything,
-        only_metric=True,
-        needs_lens=True,
-    ),
+    "lingbot": Format(lingbot.matches, lingbot.read, lingbot.write, needs_lens=True),
+    "vggt": Format(VGGT.matches, VGGT.read, VGGT.write, needs_lens=True),
+    "da3": Format(DA3.matches, DA3.read, DA3.write, needs_lens=True),
+    "mapanything": Format(MAPANYTHING.matches, MAPANYTHING.read, MAPANYTHING.write, only_metric=True, needs_lens=True),
     "keys": Format(key_strings.matches, key_strings.read, key_strings.write, only_metric=True),
 }
 
@@ -128,7 +116,7 @@ def write(trajectory: Trajectory, path: Path | str, format: str = "merope", **op
 def detect(path: Path | str) -> str:
     """The format of a file or folder, by its content."""
     path = Path(path)
-    sample = take_sample(path)
+    sample = _taken_from(path)
     candidates = [name for name, format in FORMATS.items() if format.matches(sample)]
     if len(candidates) == 1:
         return candidates[0]
@@ -139,6 +127,24 @@ def detect(path: Path | str) -> str:
     if sample.array_shape[1:] == (4, 4):
         fix = "an array does not say what its matrices are; make a Trajectory of it (docs/formats.md)"
     raise invalid(str(path), f"one of the formats {', '.join(FORMATS)}", _description(sample), fix)
+
+
+def _taken_from(path: Path) -> Sample:
+    """What a file or folder holds, as far as formats are told apart by it."""
+    if path.is_dir():
+        return Sample(files=frozenset(child.name for child in path.iterdir()))
+    head = head_of(path)
+    if head.startswith(b"\x93NUMPY"):
+        return Sample(array_shape=load_array(path).shape)
+    if head.startswith(b"PK\x03\x04"):
+        return Sample(archive=archive_shapes(path))
+    if head.startswith(MAGIC):
+        return Sample(columns=column_names(path))
+    text = read_text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return Sample(document=load_json(path))
+    lines = (line.strip() for line in text.splitlines())
+    return Sample(lines=tuple(line for line in lines if line)[:SAMPLE_LINES])
 
 
 def _description(sample: Sample) -> str:

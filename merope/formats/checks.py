@@ -21,7 +21,7 @@ from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.geometry.poses import inverse, relative
 from merope.geometry.quaternions import quaternion_from_matrix
-from merope.geometry.trajectories import jumps, time_problem
+from merope.geometry.trajectories import jumps, step_sizes, time_problem
 
 VEHICLE_SPREAD = 0.03  # a scatter of 14°; real driving has 1e-5, hand-held video 0.005 to 0.25
 LESS_CONSISTENT = 5.0  # how much larger a spread must be to count; honest hand-held paths differ by up to 2
@@ -122,9 +122,7 @@ def _time_finding(trajectory: Trajectory, times_s: Tensor) -> Finding | None:
     return Finding("error", f"{spacing}, and the camera moves at {pace_m_s:.2g} m/s", "; ".join(hints))
 
 
-def travel(
-    world_from_camera: Tensor,  # [T, 4, 4]
-) -> Travel | None:
+def travel(world_from_camera: Tensor) -> Travel | None:  # [T, 4, 4]
     """The statistic of this module; None for fewer than three poses or a path that does not move."""
     rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
     seen = (rotation[1:-1].mT @ (centres[2:] - centres[:-2])[..., None]).squeeze(-1)
@@ -262,20 +260,14 @@ def _wide_steps_finding(poses: Tensor, step_m: float) -> Finding | None:
     return Finding("warning", message, hint + "; if they are key frames of a fast drive, give the times, which tell")
 
 
-def turning_radius(
-    world_from_camera: Tensor,  # [T, 4, 4]
-) -> float:
+def turning_radius(world_from_camera: Tensor) -> float:  # [T, 4, 4]
     """Radius of the tighter turns of a path, in its own unit and whatever its frame rate; inf if it never turns.
 
     Step length by the camera's turn, the tenth of the steps that is tightest left out: orientations carry less noise
     than directions of steps, and a few frames of shake do not count as a turn.
     """
-    rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
-    between = rotation[:-1].mT @ rotation[1:]
-    chord = torch.linalg.matrix_norm(between - torch.eye(3, dtype=between.dtype, device=between.device))
-    angle = 2.0 * torch.asin((chord / math.sqrt(8.0)).clamp_max(1.0))  # |R − I| = √8 sin(θ/2)
-    radius = torch.linalg.vector_norm(centres.diff(dim=0), dim=-1) / angle
-    return float(radius.nan_to_num(nan=math.inf, posinf=math.inf).quantile(0.1, interpolation="higher"))
+    length, angle_rad = step_sizes(world_from_camera)
+    return float((length / angle_rad).nan_to_num(nan=math.inf, posinf=math.inf).quantile(0.1, interpolation="higher"))
 
 
 def _jump_finding(trajectory: Trajectory, times_s: Tensor | None) -> Finding | None:

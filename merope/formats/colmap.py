@@ -23,19 +23,16 @@ from merope.formats.files import (
     data_lines,
     natural_order,
     numbers,
-    poses_from_rows,
     read_text,
     require_rows,
-    rotations_from_quaternions,
-    shared_or_per_frame,
     shown,
 )
+from merope.formats.pose_rows import poses_from_quaternions, quaternion_rows, shared_or_per_frame
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt
 from merope.geometry.lenses import Equirectangular, ExtendedUnified, Lens, Pinhole
 from merope.geometry.poses import inverse
-from merope.geometry.quaternions import quaternion_from_matrix
 
 IMAGE_LAYOUT = "id qw qx qy qz tx ty tz camera"
 MODELS: dict[str, tuple[Callable[..., Lens], str]] = {
@@ -96,8 +93,7 @@ def read(path: Path) -> Trajectory:
     headers = [headers[k] for k in natural_order([name for _, _, name in headers])]
     places = [place for place, _, _ in headers]
     rows = torch.tensor([values for _, values, _ in headers], dtype=torch.float64)
-    rotation = rotations_from_quaternions(places, rows[:, 1:5])
-    camera_from_world = poses_from_rows(places, torch.cat((rotation, rows[:, 5:8, None]), dim=-1))
+    camera_from_world = poses_from_quaternions(places, rows[:, 1:5], rows[:, 5:8])
     used = []
     for place, values, _ in headers:
         if values[8] not in cameras:
@@ -220,8 +216,7 @@ def _lens(folder: Path, cameras: Sequence[Camera]) -> Lens:
 def write(trajectory: Trajectory, path: Path) -> None:
     """A folder with cameras.txt, images.txt and an empty points3D.txt, which COLMAP and pycolmap open."""
     camera_lines = _camera_lines(trajectory)
-    camera_from_world = inverse(trajectory.world_from_camera)
-    rows = torch.cat((quaternion_from_matrix(camera_from_world[:, :3, :3]), camera_from_world[:, :3, 3]), dim=-1)
+    rows = quaternion_rows(inverse(trajectory.world_from_camera))
     names = trajectory.frame_names or tuple(f"frame_{k:05d}.png" for k in range(trajectory.count))
     images = [
         f"{k} {shown(row)} {min(k, len(camera_lines))} {name}\n\n"

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from merope.errors import invalid
 from merope.formats.stores import fetched
-from merope.geometry.poses import check_rigid, rigid
-from merope.geometry.quaternions import matrix_from_quaternion
 
-QUATERNION_TOLERANCE = 1e-2  # files with four digits are off by 1e-4
 SAMPLE_LINES = 8
 HEAD_BYTES = 64
 MOST_NUMBERS = 1 << 24  # of a path in an archive: a million poses
@@ -41,6 +38,10 @@ class Sample:
     @property
     def data_lines(self) -> tuple[str, ...]:
         return tuple(line for line in self.lines if not line.startswith("#"))
+
+    def first_numbers(self, separator: str | None = None) -> list[float]:
+        """The first line of data; empty where it holds anything but numbers."""
+        return (as_numbers(self.data_lines[0].split(separator)) or []) if self.data_lines else []
 
 
 def head_of(path: Path) -> bytes:
@@ -152,6 +153,11 @@ def data_lines(path: Path) -> Iterator[tuple[str, str]]:  # place, text
             yield f"{path}:{number}", line.strip()
 
 
+def data_words(path: Path, separator: str | None = None) -> list[tuple[str, list[str]]]:  # place, words
+    """The same lines, each cut into words."""
+    return [(place, text.split(separator)) for place, text in data_lines(path)]
+
+
 def as_numbers(texts: Sequence[str]) -> list[float] | None:
     """The numbers that texts spell, None if one of them is no number."""
     try:
@@ -172,32 +178,15 @@ def numbers(place: str, texts: Sequence[str], layout: str) -> list[float]:
     return values
 
 
-def poses_from_rows(
-    places: Sequence[str],
-    matrices: Tensor,  # [T, 3, 4] as the file has them: camera-to-world or world-to-camera
-) -> Tensor:  # [T, 4, 4] float64, rigid
-    """Rigid motions, or an error that names the line of the first matrix that is none."""
-    poses = rigid(matrices[..., :3], matrices[..., 3])
-    try:
-        return check_rigid(poses)
-    except ValueError:
-        for place, pose in zip(places, poses, strict=True):
-            check_rigid(pose, place)
-        raise
-
-
-def rotations_from_quaternions(
-    places: Sequence[str],
-    wxyz: Tensor,  # [T, 4]
-) -> Tensor:  # [T, 3, 3]
-    """Rotations of quaternions that are of unit length but for the digits of the file."""
-    norms = torch.linalg.vector_norm(wxyz, dim=-1)
-    bad = (~((norms - 1).abs() < QUATERNION_TOLERANCE)).nonzero()
-    if len(bad):
-        k = int(bad[0])
-        fix = "check the order of the columns and that no line is damaged"
-        raise invalid(places[k], "a unit quaternion", f"one of length {float(norms[k]):.4g}", fix)
-    return matrix_from_quaternion(wxyz / norms[:, None])
+def number_table(
+    path: Path,
+    lines: Sequence[tuple[str, Sequence[str]]],  # place, words
+    layout: str,
+) -> tuple[list[str], Tensor]:  # places, [T, columns] float64
+    """The numbers of all lines of a file, of which there must be one at least."""
+    require_rows(path, lines, layout)
+    rows = [numbers(place, words, layout) for place, words in lines]
+    return [place for place, _ in lines], torch.tensor(rows, dtype=torch.float64)
 
 
 def require_rows(path: Path, rows: Sequence[object], layout: str) -> None:
@@ -241,12 +230,6 @@ def natural_order(names: Sequence[str]) -> list[int]:
         [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", n)] for n in names
     ]
     return sorted(range(len(names)), key=keys.__getitem__)
-
-
-def shared_or_per_frame(values: Sequence[float]) -> Tensor:  # [T] -> [] or [T] float64
-    """A lens parameter of T frames: one number if all frames agree."""
-    tensor = torch.tensor(values, dtype=torch.float64)
-    return tensor[0] if bool((tensor == tensor[0]).all()) else tensor
 
 
 def shown(values: Sequence[float], separator: str = " ") -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from merope.formats.video import encode
 from merope.formats.writing import replacing
 
 TICKS = 1000  # of the video's clock, times the numerator of its rate
@@ -46,12 +47,7 @@ def _encoded(frames: Tensor, first: int, fps: float) -> bytes:
     clock = {"video_track_timescale": str(TICKS * rate.numerator)}
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4", container_options=flags | clock) as container:
-        stream = container.add_stream("libx264", rate=rate)
-        stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
-        stream.options = {"crf": "12", "bf": "0", "threads": "1"}  # with more, the bytes depend on the machine
-        for frame in frames.cpu().numpy():
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
+        encode(frames, container, rate, bf="0", threads="1")  # with more threads, the bytes depend on the machine
     encoded = bytearray(buffer.getvalue())
     fragment = encoded.index(b"moof")
     struct.pack_into(">I", encoded, encoded.index(b"mfhd", fragment) + 8, first + 1)  # a number that rises

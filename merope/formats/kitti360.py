@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.files import CUT_OFF, Sample, as_numbers, data_lines, numbers, poses_from_rows, require_rows, shown
+from merope.formats.files import CUT_OFF, Sample, data_lines, data_words, number_table, numbers, require_rows, shown
+from merope.formats.pose_rows import poses_from_rows
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text
 from merope.geometry.lenses import Pinhole
@@ -23,25 +24,23 @@ TO_POSE, PERSPECTIVE = "calib_cam_to_pose.txt", "perspective.txt"
 
 def matches(sample: Sample) -> bool:
     """Lines of 13 or 17 numbers, the first one whole."""
-    rows = [as_numbers(line.split()) for line in sample.data_lines]
-    if not rows or rows[0] is None or len(rows[0]) not in (CAMERA_COLUMNS, BODY_COLUMNS):
-        return False
-    return rows[0][0] >= 0 and rows[0][0].is_integer()
+    row = sample.first_numbers()
+    return len(row) in (CAMERA_COLUMNS, BODY_COLUMNS) and row[0] >= 0 and row[0].is_integer()
 
 
 def read(path: Path, calibration: Path | str | None = None, camera: int = 0) -> Trajectory:
     """Either table. calibration: the data set's folder of that name, for the lens, and needed for poses.txt."""
     if camera not in CAMERAS:
         raise invalid("camera", "0 or 1, the rectified ones, for kitti360", camera, "the others are fisheyes")
-    lines = list(data_lines(path))
+    lines = data_words(path)
     require_rows(path, lines, "frame r11 r12 r13 t1 …")
-    columns = len(lines[0][1].split())
+    columns = len(lines[0][1])
     if columns not in (CAMERA_COLUMNS, BODY_COLUMNS):
         expected = f"{CAMERA_COLUMNS} or {BODY_COLUMNS} numbers, the first a frame number"
         raise invalid(lines[0][0], expected, f"{columns} of them", CUT_OFF)
     layout = "frame " + " ".join(f"m{1 + k // 4}{1 + k % 4}" for k in range(columns - 1))
-    rows = torch.tensor([numbers(place, text.split(), layout) for place, text in lines], dtype=torch.float64)
-    poses = poses_from_rows([place for place, _ in lines], rows[:, 1:].unflatten(-1, (-1, 4))[:, :3])
+    places, rows = number_table(path, lines, layout)
+    poses = poses_from_rows(places, rows[:, 1:].unflatten(-1, (-1, 4))[:, :3])
     folder = None if calibration is None else Path(calibration)
     said = "rectified left camera to world"
     if columns == BODY_COLUMNS:

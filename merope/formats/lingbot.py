@@ -4,17 +4,18 @@ LingBot divides translations by the longest of a clip, so their unit does not ma
 intrinsics fx, fy, cx, cy are those of images of 480×832, whatever size it generates; one row may stand for all frames.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from merope.errors import invalid
-from merope.formats.files import Sample, load_array, poses_from_rows, shared_or_per_frame
+from merope.formats.files import Sample, load_array
+from merope.formats.pose_rows import pinhole_of_rows, pinhole_rows, poses_from_rows
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replacing
 from merope.geometry.lens_batches import resized
-from merope.geometry.lenses import Pinhole
 
 POSES, INTRINSICS = "poses.npy", "intrinsics.npy"
 IMAGE_SIZE = (832, 480)  # width and height that the intrinsics belong to
@@ -34,8 +35,6 @@ def read(path: Path, image_size: tuple[int, int] = IMAGE_SIZE) -> Trajectory:
     if len(intrinsics) != 1 and len(intrinsics) < count:
         expected = f"one row, or at least the {count} of {POSES}"
         raise invalid(str(path / INTRINSICS), expected, len(intrinsics), "export both files again")
-    columns = intrinsics[:count].expand(count, 4).unbind(-1)
-    fx, fy, cx, cy = (shared_or_per_frame(column.tolist()) for column in columns)
     last_row = poses.new_tensor([0.0, 0.0, 0.0, 1.0])
     if bool((poses[:, 3] - last_row).abs().max() > 1e-6):
         raise invalid(str(path / POSES), "matrices with the last row 0 0 0 1", "others", "transpose them")
@@ -43,7 +42,7 @@ def read(path: Path, image_size: tuple[int, int] = IMAGE_SIZE) -> Trajectory:
         world_from_camera=poses_from_rows([f"{path / POSES}[{k}]" for k in range(count)], poses[:, :3]),
         is_metric=False,
         convention="LingBot-World: camera-to-world, OpenCV axes, of arbitrary scale, as it is in the file",
-        lens=Pinhole(fx, fy, cx, cy, *image_size),
+        lens=pinhole_of_rows(intrinsics[:count].expand(count, 4), *image_size),
         name=path.name,
     )
 
@@ -58,13 +57,8 @@ def _numbers(file: Path, shape: tuple[int, ...]) -> torch.Tensor:  # [T, *shape]
 
 def write(trajectory: Trajectory, path: Path) -> None:
     """Both files. The lens, a pinhole, is scaled to images of 480×832; times and names have no place."""
-    lens = trajectory.lens
-    if not isinstance(lens, Pinhole):
-        fix = "undistort the images first, or write merope JSON"
-        raise invalid("trajectory.lens", "a Pinhole for lingbot", f"another {type(lens).__name__}", fix)
-    scaled = resized(lens, *IMAGE_SIZE)
-    values = [torch.as_tensor(getattr(scaled, name)).double() for name in ("fx", "fy", "cx", "cy")]
-    rows = torch.stack([value.expand(trajectory.count) for value in values], dim=-1)
+    _, lens = pinhole_rows(trajectory, "lingbot")
+    rows, _ = pinhole_rows(replace(trajectory, lens=resized(lens, *IMAGE_SIZE)), "lingbot")
     for name, array in ((POSES, trajectory.world_from_camera), (INTRINSICS, rows)):
         with replacing(path / name) as part, part.open("wb") as file:
             np.save(file, array.numpy())

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.files import Sample, entry, frame_list, load_json, matrix, natural_order, shared_or_per_frame
+from merope.formats.files import Sample, entry, frame_list, load_json, matrix, natural_order
+from merope.formats.pose_rows import shared_or_per_frame
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text
 from merope.geometry.distorted_lenses import BrownConrady, KannalaBrandt

@@ -12,21 +12,11 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.files import (
-    CUT_OFF,
-    Sample,
-    as_numbers,
-    data_lines,
-    numbers,
-    poses_from_rows,
-    require_rows,
-    rotations_from_quaternions,
-    shown,
-)
+from merope.formats.files import CUT_OFF, Sample, data_lines, data_words, number_table, numbers, shown
+from merope.formats.pose_rows import poses_from_quaternions, poses_from_rows, quaternion_rows, required_times, stamps_ns
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text
 from merope.geometry.poses import check_rigid, inverse
-from merope.geometry.quaternions import quaternion_from_matrix
 
 KITTI_LAYOUT = "r11 r12 r13 t1 r21 r22 r23 t2 r31 r32 r33 t3"
 TUM_LAYOUT = "time tx ty tz qx qy qz qw"
@@ -38,44 +28,36 @@ SHORTEST_EUROC_NS = 1e12  # 17 minutes after 1970: smaller numbers are seconds
 LARGEST_TIME_S = 2**63 // 10**9  # in nanoseconds 64 bits hold no more
 
 
-def _rows(sample: Sample, separator: str | None) -> list[list[float] | None]:
-    return [as_numbers(line.split(separator)) for line in sample.data_lines]
-
-
 def matches_kitti(sample: Sample) -> bool:
-    rows = _rows(sample, None)
-    return bool(rows) and rows[0] is not None and len(rows[0]) == len(KITTI_LAYOUT.split())
+    return len(sample.first_numbers()) == len(KITTI_LAYOUT.split())
 
 
 def matches_tum(sample: Sample) -> bool:
     """Eight columns; with commas too, unless a header or the size of the times says nanoseconds."""
     for separator in (None, ","):
-        rows = _rows(sample, separator)
-        if rows and rows[0] is not None and len(rows[0]) == len(TUM_LAYOUT.split()):
+        row = sample.first_numbers(separator)
+        if len(row) == len(TUM_LAYOUT.split()):
             says_ns = sample.lines[0].startswith("#") and "[ns]" in sample.lines[0]
-            return separator is None or not (says_ns or rows[0][0] > SHORTEST_EUROC_NS)
+            return separator is None or not (says_ns or row[0] > SHORTEST_EUROC_NS)
     return False
 
 
 def matches_euroc(sample: Sample) -> bool:
-    rows = _rows(sample, ",")
-    return bool(rows) and rows[0] is not None and len(rows[0]) >= len(EUROC_LAYOUT.split())
+    return len(sample.first_numbers(",")) >= len(EUROC_LAYOUT.split())
 
 
 def read_kitti(path: Path, times: Path | str | None = None) -> Trajectory:
     """KITTI odometry poses of the left camera. times: the sequence's times.txt, seconds, one per line."""
-    lines = list(data_lines(path))
-    require_rows(path, lines, KITTI_LAYOUT)
-    rows = torch.tensor([numbers(place, text.split(), KITTI_LAYOUT) for place, text in lines], dtype=torch.float64)
+    places, rows = number_table(path, data_words(path), KITTI_LAYOUT)
     timestamps_s = None
     if times is not None:
-        seconds = [numbers(place, text.split(), "seconds")[0] for place, text in data_lines(Path(times))]
-        if len(seconds) != len(lines):
+        seconds = [numbers(place, words, "seconds")[0] for place, words in data_words(Path(times))]
+        if len(seconds) != len(rows):
             fix = "pass the times of this sequence"
-            raise invalid(str(times), f"{len(lines)} times, one per pose", f"{len(seconds)} of them", fix)
+            raise invalid(str(times), f"{len(rows)} times, one per pose", f"{len(seconds)} of them", fix)
         timestamps_s = torch.tensor(seconds, dtype=torch.float64)
     return Trajectory(
-        world_from_camera=poses_from_rows([place for place, _ in lines], rows.unflatten(-1, (3, 4))),
+        world_from_camera=poses_from_rows(places, rows.unflatten(-1, (3, 4))),
         is_metric=True,
         convention="KITTI odometry: camera-to-world, OpenCV axes, metres, as it is in the file",
         timestamps_s=timestamps_s,
@@ -88,20 +70,16 @@ def write_kitti(trajectory: Trajectory, path: Path, times: Path | str | None = N
     rows = trajectory.world_from_camera[:, :3].flatten(1).tolist()
     replace_text(path, "".join(shown(row) + "\n" for row in rows))
     if times is not None:
-        seconds = _timestamps(trajectory, "kitti with times=").tolist()
+        seconds = required_times(trajectory, "kitti with times=")
         replace_text(Path(times), "".join(shown([time_s]) + "\n" for time_s in seconds))
 
 
 def read_tum(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
     """A TUM trajectory. body_from_camera [4, 4]: the camera on the tracked body; None if the camera was tracked."""
-    lines = list(data_lines(path))
-    require_rows(path, lines, TUM_LAYOUT)
-    places = [place for place, _ in lines]
-    separator = "," if "," in lines[0][1] else None
-    columns = [text.split(separator) for _, text in lines]
-    values = [numbers(place, texts, TUM_LAYOUT) for place, texts in zip(places, columns, strict=True)]
-    rows = torch.tensor(values, dtype=torch.float64)
-    times_s, origin_ns = _since_first([_seconds(place, texts[0]) for place, texts in zip(places, columns, strict=True)])
+    _, first = next(data_lines(path), ("", ""))
+    lines = data_words(path, "," if "," in first else None)
+    places, rows = number_table(path, lines, TUM_LAYOUT)
+    times_s, origin_ns = _since_first([_seconds(place, words[0]) for place, words in lines])
     body = "camera" if body_from_camera is None else "body, brought to the camera by body_from_camera"
     return Trajectory(
         world_from_camera=_camera_poses(places, rows[:, 1:4], rows[:, [7, 4, 5, 6]], body_from_camera),
@@ -134,15 +112,14 @@ def _since_first(stamps_s: Sequence[Decimal]) -> tuple[list[float], int]:
 def write_tum(trajectory: Trajectory, path: Path, body_from_camera: Tensor | None = None) -> None:
     """time tx ty tz qx qy qz qw, of the camera or of the body that body_from_camera [4, 4] puts it on."""
     times = _clock_times(trajectory)
-    centres, wxyz = _body_poses(trajectory, body_from_camera)
-    rows = torch.cat((centres, wxyz[:, [1, 2, 3, 0]]), dim=-1).tolist()
+    rows = _body_rows(trajectory, body_from_camera)[:, [4, 5, 6, 1, 2, 3, 0]].tolist()
     lines = (f"{time} {shown(row)}\n" for time, row in zip(times, rows, strict=True))
     replace_text(path, f"# {TUM_LAYOUT}\n" + "".join(lines))
 
 
 def _clock_times(trajectory: Trajectory) -> list[str]:
     """Seconds on the source's clock, to the last digit."""
-    times_s = _timestamps(trajectory, "tum").tolist()
+    times_s = required_times(trajectory, "tum")
     if not trajectory.time_origin_ns:
         return [shown([time_s]) for time_s in times_s]
     origin_s = Decimal(trajectory.time_origin_ns).scaleb(-9)
@@ -152,22 +129,18 @@ def _clock_times(trajectory: Trajectory) -> list[str]:
 def read_euroc(path: Path, body_from_camera: Tensor | None = None) -> Trajectory:
     """EuRoC ground truth. body_from_camera [4, 4]: T_BS of the camera's sensor.yaml."""
     body_from_camera = _required_body(body_from_camera)
-    lines = list(data_lines(path))
-    require_rows(path, lines, EUROC_LAYOUT)
-    places = [place for place, _ in lines]
     width = len(EUROC_LAYOUT.split())
-    columns = [text.split(",")[:width] for _, text in lines]
-    values = [numbers(place, texts, EUROC_LAYOUT) for place, texts in zip(places, columns, strict=True)]
-    rows = torch.tensor(values, dtype=torch.float64)
-    stamps_ns = [_whole_ns(place, texts[0]) for place, texts in zip(places, columns, strict=True)]
+    lines = [(place, words[:width]) for place, words in data_words(path, ",")]
+    places, rows = number_table(path, lines, EUROC_LAYOUT)
+    stamps = [_whole_ns(place, words[0]) for place, words in lines]
     return Trajectory(
         world_from_camera=_camera_poses(places, rows[:, 1:4], rows[:, 4:8], body_from_camera),
         is_metric=True,
         convention="EuRoC: IMU body-to-world, brought to the camera by body_from_camera; quaternions (w, x, y, z), "
         "metres, times from ns",
-        timestamps_s=torch.tensor([(stamp - stamps_ns[0]) / 1e9 for stamp in stamps_ns], dtype=torch.float64),
+        timestamps_s=torch.tensor([(stamp - stamps[0]) / 1e9 for stamp in stamps], dtype=torch.float64),
         name=path.stem,
-        time_origin_ns=stamps_ns[0],
+        time_origin_ns=stamps[0],
     )
 
 
@@ -181,10 +154,9 @@ def _whole_ns(place: str, text: str) -> int:
 
 def write_euroc(trajectory: Trajectory, path: Path, body_from_camera: Tensor | None = None) -> None:
     """ns,px,py,pz,qw,qx,qy,qz of the body."""
-    stamps_ns = [trajectory.time_origin_ns + round(1e9 * t) for t in _timestamps(trajectory, "euroc").tolist()]
-    centres, wxyz = _body_poses(trajectory, _required_body(body_from_camera))
-    rows = torch.cat((centres, wxyz), dim=-1).tolist()
-    lines = (f"{stamp},{shown(row, ',')}" for stamp, row in zip(stamps_ns, rows, strict=True))
+    stamps = stamps_ns(trajectory, "euroc")
+    rows = _body_rows(trajectory, _required_body(body_from_camera))[:, [4, 5, 6, 0, 1, 2, 3]].tolist()
+    lines = (f"{stamp},{shown(row, ',')}" for stamp, row in zip(stamps, rows, strict=True))
     replace_text(path, "\n".join((EUROC_HEADER, *lines)) + "\n")
 
 
@@ -196,16 +168,15 @@ def _required_body(body_from_camera: Tensor | None) -> Tensor:  # [4, 4]
 
 
 def _camera_poses(places: list[str], centres: Tensor, wxyz: Tensor, body_from_camera: Tensor | None) -> Tensor:
-    rotation = rotations_from_quaternions(places, wxyz)
-    poses = poses_from_rows(places, torch.cat((rotation, centres[..., None]), dim=-1))
+    poses = poses_from_quaternions(places, wxyz, centres)
     return poses if body_from_camera is None else poses @ _as_pose(body_from_camera)
 
 
-def _body_poses(trajectory: Trajectory, body_from_camera: Tensor | None) -> tuple[Tensor, Tensor]:  # [T, 3], [T, 4]
+def _body_rows(trajectory: Trajectory, body_from_camera: Tensor | None) -> Tensor:  # [T, 7] w x y z, x y z
     poses = trajectory.world_from_camera
     if body_from_camera is not None:
         poses = poses @ inverse(_as_pose(body_from_camera))
-    return poses[:, :3, 3], quaternion_from_matrix(poses[:, :3, :3])
+    return quaternion_rows(poses)
 
 
 def _as_pose(body_from_camera: Tensor | Sequence[Sequence[float]]) -> Tensor:  # [4, 4]
@@ -217,9 +188,3 @@ def _as_pose(body_from_camera: Tensor | Sequence[Sequence[float]]) -> Tensor:  #
             fix = "write [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] with the numbers of yours"
             raise invalid("body_from_camera", "four rows of four numbers", repr(body_from_camera), fix) from None
     return check_rigid(body_from_camera, "body_from_camera")
-
-
-def _timestamps(trajectory: Trajectory, format: str) -> Tensor:  # [T]
-    if trajectory.timestamps_s is None:
-        raise invalid("trajectory.timestamps_s", f"given for {format}", None, "add times, such as index / frame rate")
-    return trajectory.timestamps_s

@@ -31,15 +31,8 @@ UNITS = {True: "metre", False: "arbitrary"}
 FIXED = {"format": FORMAT, "version": VERSION, "pose": "world_from_camera", "axes": "x right, y down, z forward"}
 KINDS = {bool: "true or false", str: "text", int: "a whole number"}
 REQUIRED = ("format", "version", "is_metric", "frames")
-LENSES: dict[str, Callable[..., Lens]] = {
-    "Pinhole": Pinhole,
-    "UnifiedCamera": UnifiedCamera,
-    "ExtendedUnified": ExtendedUnified,
-    "DoubleSphere": DoubleSphere,
-    "BrownConrady": BrownConrady,
-    "KannalaBrandt": KannalaBrandt,
-    "Equirectangular": Equirectangular,
-}
+KNOWN = (Pinhole, UnifiedCamera, ExtendedUnified, DoubleSphere, BrownConrady, KannalaBrandt, Equirectangular)
+LENSES: dict[str, Callable[..., Lens]] = {lens.__name__: lens for lens in KNOWN}
 
 
 def matches(sample: Sample) -> bool:
@@ -50,9 +43,8 @@ def read(path: Path) -> Trajectory:
     """A trajectory exactly as it was written."""
     document, place = load_json(path), str(path)
     if not isinstance(document, Mapping):
-        raise invalid(
-            place, f"a JSON object with {', '.join(REQUIRED)}", type(document).__name__, "see docs/formats.md"
-        )
+        expected = f"a JSON object with {', '.join(REQUIRED)}"
+        raise invalid(place, expected, type(document).__name__, "see docs/formats.md")
     _check_entries(place, document)
     frames = frame_list(place, document)
     poses = []

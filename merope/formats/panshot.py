@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from merope.errors import invalid
-from merope.formats.files import CUT_OFF, Sample, entry, load_array, load_json, poses_from_rows
+from merope.formats.files import CUT_OFF, Sample, entry, load_array, load_json
+from merope.formats.pose_rows import poses_from_rows
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text, replacing
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera

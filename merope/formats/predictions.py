@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.files import Sample, archive_shapes, load_archived, poses_from_rows, shared_or_per_frame
+from merope.formats.files import Sample, archive_shapes, load_archived
+from merope.formats.pose_rows import pinhole_of_rows, pinhole_rows, poses_from_rows
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replacing
 from merope.geometry.lenses import Pinhole
@@ -36,17 +37,34 @@ class Network:
     is_inverted: bool  # world-to-camera
     is_metric: bool
     first_pixel_px: float = 0.5  # where its intrinsics have the centre of the first pixel; ours is at 0.5
+    app: "Network | None" = None  # the same network under the names of its app
+
+    def matches(self, sample: Sample) -> bool:
+        network, shapes = self._of(sample.archive), sample.archive
+        if network is None or not {network.poses, network.intrinsics} <= shapes.keys():
+            return False
+        return len(shapes[network.poses]) == 3
+
+    def read(self, path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
+        """image_size: (width, height) of the intrinsics, if no array tells."""
+        shapes = archive_shapes(path)
+        return _read(self._of(shapes) or self, path, shapes, image_size)
+
+    def write(self, trajectory: Trajectory, path: Path) -> None:
+        """The cameras alone, and an empty depth map of their image size."""
+        _write(self, trajectory, path)
+
+    def _of(self, shapes: Mapping[str, tuple[int, ...]]) -> "Network | None":
+        return self.app if _is_of_app(shapes) else self
 
 
 VGGT = Network("VGGT", "extrinsic", "intrinsic", is_inverted=True, is_metric=False)
+"""predictions.npz of VGGT's demos."""
 DA3 = Network("Depth Anything 3", "extrinsics", "intrinsics", is_inverted=True, is_metric=False)
-MAPANYTHING = Network("MapAnything", "camera_poses", "intrinsics", False, is_metric=True, first_pixel_px=0.0)
-MAPANYTHING_APP = replace(MAPANYTHING, title="MapAnything's app", poses="extrinsic", intrinsics="intrinsic")
-
-
-def _matches(network: Network, sample: Sample) -> bool:
-    shapes = sample.archive
-    return {network.poses, network.intrinsics} <= shapes.keys() and len(shapes[network.poses]) == 3
+"""results.npz of Depth Anything 3 (`npz`, `mini_npz`)."""
+_APP = Network("MapAnything's app", "extrinsic", "intrinsic", False, is_metric=True, first_pixel_px=0.0)
+MAPANYTHING = replace(_APP, title="MapAnything", poses="camera_poses", intrinsics="intrinsics", app=_APP)
+"""MapAnything's views stacked under their own names, or predictions.npz of its app."""
 
 
 def _is_of_app(shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -54,35 +72,9 @@ def _is_of_app(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return "final_mask" in shapes and shapes.get("extrinsic", ())[1:] == (4, 4)
 
 
-def matches_vggt(sample: Sample) -> bool:
-    return _matches(VGGT, sample) and not _is_of_app(sample.archive)
-
-
-def matches_da3(sample: Sample) -> bool:
-    return _matches(DA3, sample)
-
-
-def matches_mapanything(sample: Sample) -> bool:
-    return _matches(MAPANYTHING, sample) or (_matches(MAPANYTHING_APP, sample) and _is_of_app(sample.archive))
-
-
-def read_vggt(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
-    """predictions.npz of VGGT's demos. image_size: (width, height) of the intrinsics, if no array tells."""
-    return _read(VGGT, path, image_size)
-
-
-def read_da3(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
-    """results.npz of Depth Anything 3 (`npz`, `mini_npz`). image_size as above."""
-    return _read(DA3, path, image_size)
-
-
-def read_mapanything(path: Path, image_size: tuple[int, int] | None = None) -> Trajectory:
-    """MapAnything's views stacked under their own names, or predictions.npz of its app. image_size as above."""
-    return _read(MAPANYTHING_APP if _is_of_app(archive_shapes(path)) else MAPANYTHING, path, image_size)
-
-
-def _read(network: Network, path: Path, image_size: tuple[int, int] | None) -> Trajectory:
-    shapes = archive_shapes(path)
+def _read(
+    network: Network, path: Path, shapes: dict[str, tuple[int, ...]], image_size: tuple[int, int] | None
+) -> Trajectory:
     for name in (network.poses, network.intrinsics):
         if name not in shapes:
             expected = f"an archive of {network.title} with {name}"
@@ -122,34 +114,14 @@ def _image_size(shapes: dict[str, tuple[int, ...]], count: int) -> tuple[int, in
 
 def _lens(calibrations: Tensor, size: tuple[int, int], shift_px: float) -> Pinhole:  # [N, 3, 3]
     focal_px, centre_px = calibrations.diagonal(dim1=-2, dim2=-1)[:, :2], calibrations[:, :2, 2] + shift_px
-    columns = torch.cat((focal_px, centre_px), dim=-1).unbind(-1)
-    fx, fy, cx, cy = (shared_or_per_frame(column.tolist()) for column in columns)
-    return Pinhole(fx, fy, cx, cy, *size)
-
-
-def write_vggt(trajectory: Trajectory, path: Path) -> None:
-    """The cameras alone, and an empty depth map of their image size."""
-    _write(VGGT, trajectory, path)
-
-
-def write_da3(trajectory: Trajectory, path: Path) -> None:
-    """As for VGGT."""
-    _write(DA3, trajectory, path)
-
-
-def write_mapanything(trajectory: Trajectory, path: Path) -> None:
-    """As for VGGT. MapAnything means metres."""
-    _write(MAPANYTHING, trajectory, path)
+    return pinhole_of_rows(torch.cat((focal_px, centre_px), dim=-1), *size)
 
 
 def _write(network: Network, trajectory: Trajectory, path: Path) -> None:
-    lens, count = trajectory.lens, trajectory.count
-    if not isinstance(lens, Pinhole):
-        fix = "undistort the images first, or write merope JSON"
-        raise invalid("trajectory.lens", f"a Pinhole for {network.title}", f"another {type(lens).__name__}", fix)
+    rows, lens = pinhole_rows(trajectory, network.title)
+    count = trajectory.count
     calibrations = torch.zeros(count, 3, 3, dtype=torch.float64)
-    for (row, column), name in (((0, 0), "fx"), ((1, 1), "fy"), ((0, 2), "cx"), ((1, 2), "cy")):
-        calibrations[:, row, column] = torch.as_tensor(getattr(lens, name)).double()
+    calibrations[:, [0, 1, 0, 1], [0, 1, 2, 2]] = rows
     calibrations[:, :2, 2] -= 0.5 - network.first_pixel_px
     calibrations[:, 2, 2] = 1.0
     poses = trajectory.world_from_camera

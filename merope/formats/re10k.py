@@ -7,30 +7,16 @@ from structure from motion: not metric.
 
 from pathlib import Path
 
-import torch
-
-from merope.errors import invalid
-from merope.formats.files import (
-    Sample,
-    as_numbers,
-    data_lines,
-    numbers,
-    poses_from_rows,
-    require_rows,
-    shared_or_per_frame,
-    shown,
-)
+from merope.formats.files import Sample, as_numbers, data_lines, number_table, require_rows, shown
+from merope.formats.pose_rows import pinhole_of_rows, pinhole_rows, poses_from_rows
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text
-from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
 
 LAYOUT = "time fx fy cx cy 0 0 r11 r12 r13 t1 r21 r22 r23 t2 r31 r32 r33 t3"
 COLUMNS = len(LAYOUT.split())
 IMAGE_SIZE = (1280, 720)  # what CameraCtrl assumes of the videos
 SHORTEST_STEP_US = 1000.0  # column 0 advancing by less counts frames, not microseconds
-
-
 OUR_TITLE = "merope: "  # a bare name may look like numbers or like a comment
 
 
@@ -47,14 +33,9 @@ def read(path: Path, image_size: tuple[int, int] = IMAGE_SIZE) -> Trajectory:
     title = ""
     if as_numbers(lines[0][1].split()) is None:
         title = lines.pop(0)[1].removeprefix(OUR_TITLE)
-    require_rows(path, lines, LAYOUT)
-    places = [place for place, _ in lines]
-    rows = torch.tensor([numbers(place, text.split(), LAYOUT) for place, text in lines], dtype=torch.float64)
+    places, rows = number_table(path, [(place, text.split()) for place, text in lines], LAYOUT)
     width, height = image_size
-    fx, fy, cx, cy = (
-        shared_or_per_frame((scale * column).tolist())
-        for scale, column in zip((width, height, width, height), rows[:, 1:5].unbind(-1), strict=True)
-    )
+    intrinsics = rows[:, 1:5] * rows.new_tensor([width, height, width, height])
     counts_frames = len(rows) == 1 or float(rows[:, 0].diff().abs().median()) < SHORTEST_STEP_US
     times = "frame numbers, no times" if counts_frames else "times in µs"
     return Trajectory(
@@ -63,23 +44,15 @@ def read(path: Path, image_size: tuple[int, int] = IMAGE_SIZE) -> Trajectory:
         convention=f"RealEstate10K: world-to-camera, inverted; OpenCV axes; SfM scale; {times}; "
         f"intrinsics normalised by an image of {width}×{height}",
         timestamps_s=None if counts_frames else rows[:, 0] / 1e6,
-        lens=Pinhole(fx, fy, cx, cy, width, height),
+        lens=pinhole_of_rows(intrinsics, width, height),
         name=title,
     )
 
 
 def write(trajectory: Trajectory, path: Path) -> None:
     """Times are rounded to µs; without times column 0 counts frames."""
-    lens = trajectory.lens
-    if not isinstance(lens, Pinhole):
-        raise invalid("trajectory.lens", "a Pinhole for re10k", type(lens).__name__, "undistort the images first")
-    size = (lens.width, lens.height, lens.width, lens.height)
-    parameters = (lens.fx, lens.fy, lens.cx, lens.cy)
-    columns = [
-        (torch.as_tensor(value).double() / extent).expand(trajectory.count)
-        for value, extent in zip(parameters, size, strict=True)
-    ]
-    intrinsics = torch.stack(columns, dim=-1).tolist()
+    rows_px, lens = pinhole_rows(trajectory, "re10k")
+    intrinsics = (rows_px / rows_px.new_tensor([lens.width, lens.height, lens.width, lens.height])).tolist()
     if trajectory.timestamps_s is None:
         times = list(range(trajectory.count))
     else:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.files import CUT_OFF, Sample, load_json, numbers, poses_from_rows, shown
+from merope.formats.files import CUT_OFF, Sample, load_json, numbers, shown
+from merope.formats.pose_rows import poses_from_rows
 from merope.formats.trajectory import Trajectory
 from merope.formats.writing import replace_text
 

@@ -6,6 +6,7 @@ Whole numbers stay whole: stamps in nanoseconds never pass through a float.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,35 @@ MAGIC = (FEATHER, PARQUET)
 MOST_ROWS = 1 << 20
 
 Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a file as lists of Python's numbers, texts and lists."""
+
+    path: Path
+    columns: Columns
+
+    def floats(self, name: str) -> Tensor:  # [T] float64
+        """Numbers, none of them missing."""
+        return torch.tensor([float(value) for value in self._all(name, (int, float), "numbers")], dtype=torch.float64)
+
+    def whole(self, name: str) -> list[int]:
+        """Whole numbers to the last digit."""
+        return self._all(name, (int,), "whole numbers")
+
+    def matrices(self, name: str) -> Tensor:  # [T, 4, 4] float64
+        """4×4 matrices, which tables keep as 16 numbers, row by row."""
+        for value in self.columns[name]:
+            if not (isinstance(value, list) and len(value) == 16 and all(isinstance(x, float) for x in value)):
+                raise invalid(f"{self.path} {name}", "16 numbers per row", repr(value)[:60], CUT_OFF)
+        return torch.tensor(self.columns[name], dtype=torch.float64).unflatten(-1, (4, 4))
+
+    def _all(self, name: str, kinds: tuple[type, ...], expected: str) -> list[Any]:
+        for value in self.columns[name]:
+            if not isinstance(value, kinds):
+                raise invalid(f"{self.path} {name}", expected, repr(value)[:60], CUT_OFF)
+        return self.columns[name]
 
 
 def _arrow() -> Any:
@@ -40,8 +70,8 @@ def column_names(path: Path) -> frozenset[str]:
         return frozenset(schema.names)
 
 
-def read_columns(path: Path, names: Sequence[str]) -> Columns:
-    """Columns of a table as lists of Python's numbers, texts and lists. Others are not read."""
+def read_table(path: Path, names: Sequence[str]) -> Table:
+    """These columns of a table. Others are not read."""
     with _opened(path) as (reader, schema):
         missing = [name for name in names if schema.names.count(name) != 1]
         if missing:
@@ -54,7 +84,7 @@ def read_columns(path: Path, names: Sequence[str]) -> Columns:
         columns = {name: table.column(name).to_pylist() for name in names}
     if not table.num_rows:
         raise invalid(str(path), "a table with rows", "an empty one", "export the poses again")
-    return columns
+    return Table(path, columns)
 
 
 @contextmanager
@@ -85,35 +115,6 @@ def _feather(source: Any, schema: Any, names: Sequence[str]) -> Any:
 
     chosen = [schema.get_field_index(name) for name in names]
     return ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=chosen, use_threads=False)).read_all()
-
-
-def float_column(path: Path, columns: Columns, name: str) -> Tensor:  # [T] float64
-    """Numbers, none of them missing."""
-    values = columns[name]
-    if not all(isinstance(value, (int, float)) for value in values):
-        raise invalid(f"{path} {name}", "numbers", _odd(values, (int, float)), CUT_OFF)
-    return torch.tensor([float(value) for value in values], dtype=torch.float64)
-
-
-def whole_column(path: Path, columns: Columns, name: str) -> list[int]:
-    """Whole numbers to the last digit."""
-    values = columns[name]
-    if not all(isinstance(value, int) for value in values):
-        raise invalid(f"{path} {name}", "whole numbers", _odd(values, (int,)), CUT_OFF)
-    return values
-
-
-def matrix_column(path: Path, columns: Columns, name: str) -> Tensor:  # [T, 4, 4] float64
-    """4×4 matrices, which tables keep as 16 numbers, row by row."""
-    values = columns[name]
-    for value in values:
-        if not (isinstance(value, list) and len(value) == 16 and all(isinstance(x, float) for x in value)):
-            raise invalid(f"{path} {name}", "16 numbers per row", repr(value)[:60], CUT_OFF)
-    return torch.tensor(values, dtype=torch.float64).unflatten(-1, (4, 4))
-
-
-def _odd(values: Sequence[object], kinds: tuple[type, ...]) -> str:
-    return repr(next(value for value in values if not isinstance(value, kinds)))[:60]
 
 
 def image_side(place: str, value: float) -> int:

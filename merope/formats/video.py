@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,12 +105,19 @@ def write_video(frames: Tensor, path: Path, fps: float) -> None:  # uint8 [T, H,
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
-        stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
-        stream.options = {"crf": "12"}
-        for frame in frames.cpu().numpy():
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
+        encode(frames, container, Fraction(fps).limit_denominator(1000))
+
+
+def encode(frames: Tensor, container: Any, rate: Fraction, **options: str) -> None:  # uint8 [T, H, W, 3]
+    """Put frames into an open file as H.264. options: those of the encoder besides its quality."""
+    import av
+
+    stream = container.add_stream("libx264", rate=rate)
+    stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
+    stream.options = {"crf": "12", **options}
+    for frame in frames.cpu().numpy():
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+    container.mux(stream.encode())
 
 
 def write_animation(frames: Tensor, path: Path, fps: float, rest_s: float = 1.0) -> None:  # uint8 [T, H, W, 3]

@@ -12,17 +12,9 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.files import Sample, poses_from_rows
-from merope.formats.tables import (
-    Columns,
-    column_names,
-    float_column,
-    image_side,
-    matrix_column,
-    read_columns,
-    whole_column,
-    write_parquet,
-)
+from merope.formats.files import Sample
+from merope.formats.pose_rows import poses_from_rows, stamps_ns
+from merope.formats.tables import Columns, column_names, image_side, read_table, write_parquet
 from merope.formats.trajectory import Trajectory
 from merope.geometry.distorted_lenses import BrownConrady
 from merope.geometry.lenses import Pinhole
@@ -90,57 +82,55 @@ def _table(folder: Path, segment: str | None) -> Path:
     return folder / kind / f"{segment}.parquet"
 
 
-def _poses(table: Path, camera: int) -> tuple[Tensor, Tensor, int, str]:  # [T, 4, 4], [T], ns, what they are
+def _poses(file: Path, camera: int) -> tuple[Tensor, Tensor, int, str]:  # [T, 4, 4], [T], ns, what they are
     """world_from_vehicle in the order of time."""
-    kind = IMAGES if POSE_OF[IMAGES] in column_names(table) else VEHICLE
+    kind = IMAGES if POSE_OF[IMAGES] in column_names(file) else VEHICLE
     more = (CAMERA, IMAGE_TIME) if kind == IMAGES else ()
-    columns = read_columns(table, (SEGMENT, STAMP, POSE_OF[kind], *more))
-    segments = sorted({str(name) for name in columns[SEGMENT]})
+    table = read_table(file, (SEGMENT, STAMP, POSE_OF[kind], *more))
+    segments = sorted({str(name) for name in table.columns[SEGMENT]})
     if len(segments) != 1:
-        raise invalid(str(table), "of one segment", f"{len(segments)}: {', '.join(segments)[:80]}", "split it")
-    matrices, stamps_us = matrix_column(table, columns, POSE_OF[kind]), whole_column(table, columns, STAMP)
+        raise invalid(str(file), "of one segment", f"{len(segments)}: {', '.join(segments)[:80]}", "split it")
+    matrices, stamps_us = table.matrices(POSE_OF[kind]), table.whole(STAMP)
     rows = sorted(range(len(stamps_us)), key=stamps_us.__getitem__)
     if kind == IMAGES:
-        rows = [row for row in rows if columns[CAMERA][row] == camera]
+        rows = [row for row in rows if table.columns[CAMERA][row] == camera]
         if not rows:
-            raise invalid(str(table), f"images of {CAMERAS[camera]}", "none", "name a camera of this segment")
+            raise invalid(str(file), f"images of {CAMERAS[camera]}", "none", "name a camera of this segment")
     first_us = stamps_us[rows[0]]
     times_s = torch.tensor([(stamps_us[row] - first_us) / 1e6 for row in rows], dtype=torch.float64)
     if kind == IMAGES:  # seconds since 1970 in float64, good to 0.2 µs
-        moments_s = float_column(table, columns, IMAGE_TIME)[rows]
+        moments_s = table.floats(IMAGE_TIME)[rows]
         times_s, first_us = moments_s - moments_s[0], round(1e6 * float(moments_s[0]))
-    poses = poses_from_rows([f"{table} row {row}" for row in rows], matrices[rows, :3])
+    poses = poses_from_rows([f"{file} row {row}" for row in rows], matrices[rows, :3])
     said = "poses at images" if kind == IMAGES else "poses at turns of the lidar"
     return poses, times_s, 1000 * first_us, said
 
 
-def _on_vehicle(table: Path, camera: int) -> tuple[Tensor, BrownConrady]:  # [4, 4]
+def _on_vehicle(file: Path, camera: int) -> tuple[Tensor, BrownConrady]:  # [4, 4]
     """A camera with OpenCV axes on the vehicle, and its lens."""
-    if not table.is_file():
+    if not file.is_file():
         fix = f"keep {CALIBRATION} beside the folder of the poses, as the data set does"
-        raise invalid(str(table), "there: poses are those of the vehicle", "no such file", fix)
+        raise invalid(str(file), "there: poses are those of the vehicle", "no such file", fix)
     numbers = {name: f"{INTRINSIC}{column}" for name, column in PARAMETERS.items()}
     numbers |= {name: f"{INTRINSIC}{name}" for name in DISTORTION} | {"width": WIDTH, "height": HEIGHT}
-    columns = read_columns(table, (CAMERA, ON_VEHICLE, *numbers.values()))
-    if camera not in columns[CAMERA]:
-        known = ", ".join(CAMERAS[number] for number in columns[CAMERA] if number in range(1, len(CAMERAS)))
-        raise invalid("camera", f"one of {known}", CAMERAS[camera], f"see {table}")
-    row = columns[CAMERA].index(camera)
-    place = f"{table} row {row}"
-    vehicle_from_sensor = poses_from_rows([place], matrix_column(table, columns, ON_VEHICLE)[[row], :3])[0]
-    values = {name: float(float_column(table, columns, column)[row]) for name, column in numbers.items()}
+    table = read_table(file, (CAMERA, ON_VEHICLE, *numbers.values()))
+    cameras = table.columns[CAMERA]
+    if camera not in cameras:
+        known = ", ".join(CAMERAS[number] for number in cameras if number in range(1, len(CAMERAS)))
+        raise invalid("camera", f"one of {known}", CAMERAS[camera], f"see {file}")
+    row = cameras.index(camera)
+    place = f"{file} row {row}"
+    vehicle_from_sensor = poses_from_rows([place], table.matrices(ON_VEHICLE)[[row], :3])[0]
+    values = {name: float(table.floats(column)[row]) for name, column in numbers.items()}
     width, height = (image_side(place, values.pop(name)) for name in ("width", "height"))
     return vehicle_from_sensor @ VEHICLE_FROM_CAMERA, BrownConrady(width=width, height=height, **values)
 
 
 def write(trajectory: Trajectory, path: Path, camera: str = "FRONT") -> None:
     """vehicle_pose and camera_calibration of one segment. The camera stands at the vehicle's origin and looks ahead."""
-    number, times_s = _number(camera), trajectory.timestamps_s
-    if times_s is None:
-        raise invalid("trajectory.timestamps_s", "given for waymo", None, "add times, such as index / frame rate")
+    number = _number(camera)
+    stamps_us = [(stamp + 500) // 1000 for stamp in stamps_ns(trajectory, "waymo")]
     intrinsics = _intrinsics(trajectory)
-    stamps_ns = [trajectory.time_origin_ns + round(1e9 * time_s) for time_s in times_s.tolist()]
-    stamps_us = [(stamp + 500) // 1000 for stamp in stamps_ns]
     matrices = (trajectory.world_from_camera @ inverse(VEHICLE_FROM_CAMERA)).flatten(1).tolist()
     poses: Columns = {SEGMENT: ["segment"] * len(stamps_us), STAMP: stamps_us, POSE_OF[VEHICLE]: matrices}
     write_parquet(path / VEHICLE / "segment.parquet", poses, {POSE_OF[VEHICLE]: "matrix"})

@@ -1,6 +1,7 @@
 """A clip's cameras: where they were and what lens they looked through."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from typing import Self
 
@@ -101,10 +102,7 @@ class Cameras:
         if isinstance(device, torch.dtype):
             fix = "poses stay float64; Cameras(..., plan_dtype=) and plan.to(dtype=) choose the precision of tables"
             raise invalid("device", "a device", device, fix)
-        has_pose = None if self.has_pose is None else self.has_pose.to(device)
-        return self._with(
-            world_from_camera=self.world_from_camera.to(device), lens=self.lens.to(device), has_pose=has_pose
-        )
+        return self._each(lambda part: part.to(device), lens=self.lens.to(device))
 
     def at(self, moments: slice) -> Self:
         """Some of every clip's cameras; of a rig, the same moments of every view."""
@@ -117,13 +115,9 @@ class Cameras:
 
     def by_view(self) -> Self:  # [(B,) V] -> [B · views, moments]
         """Every view of a rig as a clip of its own, the views of a clip next to each other."""
-        shape = (-1, self.moments)
-        return self._with(
-            world_from_camera=self.world_from_camera.reshape(*shape, 4, 4),
-            lens=regrouped(self.lens, self.world_from_camera.shape[:-2], shape),
-            has_pose=None if self.has_pose is None else self.has_pose.reshape(shape),
-            views=1,
-        )
+        cameras, shape = self.world_from_camera.shape[:-2], (-1, self.moments)
+        lens = regrouped(self.lens, cameras, shape)
+        return self._each(lambda part: part.reshape(*shape, *part.shape[len(cameras) :]), lens=lens, views=1)
 
     def joined(self, other: "Cameras") -> Self:  # [(B,) V], [(B,) R] -> [(B,) V + R]
         """These cameras and behind them the other ones, clip by clip. Lenses must be of one kind and size.
@@ -148,29 +142,24 @@ class Cameras:
 
     def batched(self) -> Self:  # [(B,) V] -> [B, V]
         """A clip without a batch as a batch of one."""
-        if self.world_from_camera.ndim == 4:
-            return self
-        flags = None if self.has_pose is None else self.has_pose[None]
-        return self._with(world_from_camera=self.world_from_camera[None], has_pose=flags)
+        return self if self.world_from_camera.ndim == 4 else self._each(lambda part: part[None])
 
     def repeated(self, copies: int) -> Self:  # [b, V] -> [b · copies, V]
         """Every clip of a batch `copies` times in a row."""
-        return self._with(
-            world_from_camera=self.world_from_camera.repeat_interleave(copies, dim=0),
-            lens=repeated(self.lens, copies),
-            has_pose=None if self.has_pose is None else self.has_pose.repeat_interleave(copies, dim=0),
-        )
+        return self._each(lambda part: part.repeat_interleave(copies, dim=0), lens=repeated(self.lens, copies))
 
-    def seen_from(
-        self,
-        origin: Tensor,  # [(B,) 1, 4, 4] world_from_origin
-    ) -> Self:
+    def seen_from(self, origin: Tensor) -> Self:  # [(B,) 1, 4, 4] world_from_origin
         """The same cameras in another world frame."""
         return self._with(world_from_camera=self.relative_to(origin))
 
     def _flags(self) -> Tensor:  # bool [(B,) V]
         """`has_pose`, also where it was not given."""
         return self.world_from_camera.new_ones(self.count).bool() if self.has_pose is None else self.has_pose
+
+    def _each(self, change: Callable[[Tensor], Tensor], **parts: Lens | int) -> Self:
+        """A copy with poses and flags changed alike, along the dimensions that they share, and with other parts."""
+        flags = None if self.has_pose is None else change(self.has_pose)
+        return self._with(world_from_camera=change(self.world_from_camera), has_pose=flags, **parts)
 
     def _with(self, **parts: Tensor | Lens | torch.dtype | int | None) -> Self:
         """A copy with other parts, which are not checked again. It remembers in what precision the poses came."""
@@ -196,9 +185,6 @@ class Cameras:
         first = self.has_pose.to(torch.int8).argmax(-1)[..., None, None, None]
         return self.world_from_camera.gather(-3, first.expand(*first.shape[:-2], 4, 4))
 
-    def relative_to(
-        self,
-        origin: Tensor,  # [(B,) 1, 4, 4] world_from_origin
-    ) -> Tensor:  # [(B,) V, 4, 4]
+    def relative_to(self, origin: Tensor) -> Tensor:  # [(B,) 1, 4, 4] world_from_origin -> [(B,) V, 4, 4]
         """origin_from_camera, the centres subtracted in float64 before anything else."""
         return relative(origin, self.world_from_camera)

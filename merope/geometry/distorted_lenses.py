@@ -12,18 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from merope.geometry.lens_parameters import settle_parameters
 from merope.geometry.lenses import (
     MAX_PLANE_RADIUS,
-    Lens,
+    FocalLens,
     aligned,
     forward_unless,
-    moved,
     perspective_divide,
     perspective_rays,
-    pixels_to_plane,
-    plane_to_pixels,
-    unit_directions,
 )
 
 MIN_SLOPE = 1e-4  # a flatter curve counts as no longer growing, so gradients of the inverse stay below 1e4
@@ -38,7 +33,7 @@ FISHEYE = ("k1", "k2", "k3", "k4")
 BROWN = ("p1", "p2", "k1", "k2", "k3", "k4", "k5", "k6")
 
 
-def growth_limit(lens: Lens, names: tuple[str, ...], margin: Margin, upper: float) -> Tensor:  # [*batch]
+def growth_limit(lens: FocalLens, names: tuple[str, ...], margin: Margin, upper: float) -> Tensor:  # [*batch]
     """Where margin(x, coefficients) first stops being positive as x goes from 0 to `upper`, in radians."""
     like = torch.empty(*lens.batch_shape, 1, dtype=torch.float64, device=getattr(lens, names[0]).device)
     coefficients = tuple(c.detach() for c in aligned(lens, like, *names))
@@ -86,32 +81,25 @@ def _fisheye_margin(angle: Tensor, k: Coefficients) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class KannalaBrandt:
+class KannalaBrandt(FocalLens):
     """OpenCV fisheye: a direction t radians off axis has plane radius t (1 + k1 t^2 + k2 t^4 + k3 t^6 + k4 t^8).
 
     `max_angle` [*batch], at most pi, is how far off axis the lens sees.
     """
 
-    fx: float | Tensor
-    fy: float | Tensor
-    cx: float | Tensor
-    cy: float | Tensor
     width: int
     height: int
     k1: float | Tensor = 0.0
     k2: float | Tensor = 0.0
     k3: float | Tensor = 0.0
     k4: float | Tensor = 0.0
-    batch_shape: torch.Size = field(init=False, repr=False)
     max_angle: Tensor = field(init=False, repr=False)
-    to = moved
 
     def __post_init__(self) -> None:
-        settle_parameters(self)
+        super().__post_init__()
         object.__setattr__(self, "max_angle", growth_limit(self, FISHEYE, _fisheye_margin, math.pi))
 
-    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
-        plane, valid = pixels_to_plane(self, pixels)
+    def _rays(self, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2] -> [..., 3], bool
         max_angle, *k = aligned(self, plane[..., 0], "max_angle", *FISHEYE)
         max_radius = fisheye_curve(max_angle, k)[0].detach()
         r2 = plane.square().sum(dim=-1)
@@ -123,8 +111,7 @@ class KannalaBrandt:
         z = torch.where(off_axis, angle.cos(), 1.0)
         return forward_unless(valid, torch.cat((xy, z[..., None]), dim=-1)), valid
 
-    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
-        unit, valid = unit_directions(self, points)
+    def _plane(self, unit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 2], bool
         xy, z = unit[..., :2], unit[..., 2]
         max_angle, *k = aligned(self, z, "max_angle", *FISHEYE)
         sine2 = xy.square().sum(dim=-1)
@@ -133,7 +120,7 @@ class KannalaBrandt:
         angle = torch.atan2(sine, z)
         radius, _ = fisheye_curve(angle, k)
         plane = xy * torch.where(off_axis, radius / sine, 1.0)[..., None]
-        return plane_to_pixels(self, plane, valid & torch.where(off_axis, angle < max_angle, z > 0.0))
+        return plane, valid & torch.where(off_axis, angle < max_angle, z > 0.0)
 
 
 def _is_off_axis(radius2: Tensor) -> Tensor:
@@ -211,16 +198,12 @@ def _undistort(
 
 
 @dataclass(frozen=True, eq=False)
-class BrownConrady:
+class BrownConrady(FocalLens):
     """OpenCV's perspective lens with rational radial (k1..k6) and tangential (p1, p2) distortion.
 
     `max_tangent` [*batch] is the perspective radius |(X, Y)| / Z up to which the lens sees.
     """
 
-    fx: float | Tensor
-    fy: float | Tensor
-    cx: float | Tensor
-    cy: float | Tensor
     width: int
     height: int
     k1: float | Tensor = 0.0
@@ -231,29 +214,25 @@ class BrownConrady:
     k4: float | Tensor = 0.0
     k5: float | Tensor = 0.0
     k6: float | Tensor = 0.0
-    batch_shape: torch.Size = field(init=False, repr=False)
     max_tangent: Tensor = field(init=False, repr=False)
-    to = moved
 
     def __post_init__(self) -> None:
-        settle_parameters(self)
+        super().__post_init__()
         max_angle = growth_limit(self, BROWN, _brown_margin, math.atan(MAX_PLANE_RADIUS))
         object.__setattr__(self, "max_tangent", max_angle.tan())
 
-    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
-        distorted, valid = pixels_to_plane(self, pixels)
-        max_tangent, *coefficients = aligned(self, distorted[..., 0], "max_tangent", *BROWN)
+    def _rays(self, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2] -> [..., 3], bool
+        max_tangent, *coefficients = aligned(self, plane[..., 0], "max_tangent", *BROWN)
         with torch.no_grad():
-            plane, found = _undistort(distorted, coefficients, max_tangent)
+            undistorted, found = _undistort(plane, coefficients, max_tangent)
         valid = valid & found
-        plane, distorted = (torch.where(valid[..., None], coordinates, 0.0) for coordinates in (plane, distorted))
-        better, _ = _newton_step(plane, distorted, coefficients)
-        return perspective_rays(plane + (better - better.detach())), valid
+        undistorted, plane = (torch.where(valid[..., None], points, 0.0) for points in (undistorted, plane))
+        better, _ = _newton_step(undistorted, plane, coefficients)
+        return perspective_rays(undistorted + (better - better.detach())), valid
 
-    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
-        unit, valid = unit_directions(self, points)
+    def _plane(self, unit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 2], bool
         plane, valid = perspective_divide(unit[..., :2], unit[..., 2], valid)
         max_tangent, *coefficients = aligned(self, unit[..., 2], "max_tangent", *BROWN)
         valid = valid & (plane.norm(dim=-1) < max_tangent)
         distorted, _ = distort(torch.where(valid[..., None], plane, 0.0), coefficients)
-        return plane_to_pixels(self, distorted, valid)
+        return distorted, valid

@@ -1,6 +1,6 @@
 """Lenses made from given ones: picked from a clip, joined, stacked to a batch, regrouped in it, scaled with images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 
 import torch
@@ -17,6 +17,11 @@ def parameters(lens: Lens) -> dict[str, Tensor]:
     assert is_dataclass(lens)
     values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def changed(lens: Lens, change: Callable[[Tensor], Tensor]) -> Lens:
+    """The lens with every parameter changed: picked, reshaped, repeated."""
+    return replace(lens, **{name: change(value) for name, value in parameters(lens).items()})  # type: ignore[type-var]
 
 
 def require_lens(lens: object) -> None:
@@ -36,14 +41,12 @@ def picked(lens: Lens, index: Tensor) -> Lens:  # int64 [n]
         return lens
     if lens.batch_shape[-1] == 1:  # one lens per clip
         index = torch.zeros_like(index)
-    values = {name: value.expand(lens.batch_shape) for name, value in parameters(lens).items()}
-    return replace(lens, **{name: value[..., index.to(value.device)] for name, value in values.items()})  # type: ignore[type-var]
+    return changed(lens, lambda value: value.expand(lens.batch_shape)[..., index.to(value.device)])
 
 
 def picked_view(lens: Lens, views: int, view: int) -> Lens:  # [V] -> []
     """The lens of one camera of a rig."""
-    values = {name: value.expand(views)[view] for name, value in parameters(lens).items()}
-    return replace(lens, **values)  # type: ignore[type-var]
+    return changed(lens, lambda value: value.expand(views)[view])
 
 
 def stacked(lenses: Sequence[Lens]) -> Lens:
@@ -87,16 +90,14 @@ def repeated(lens: Lens, copies: int) -> Lens:  # [b, V] -> [b · copies, V]
     """The lenses of every clip `copies` times in a row; lenses that all clips share stay as they are."""
     if len(lens.batch_shape) < 2 or lens.batch_shape[0] == 1:
         return lens
-    values = {name: value.expand(lens.batch_shape) for name, value in parameters(lens).items()}
-    return replace(lens, **{name: value.repeat_interleave(copies, dim=0) for name, value in values.items()})  # type: ignore[type-var]
+    return changed(lens, lambda value: value.expand(lens.batch_shape).repeat_interleave(copies, dim=0))
 
 
 def regrouped(lens: Lens, cameras: torch.Size, shape: tuple[int, ...]) -> Lens:
     """The lenses of as many cameras in another shape; one that all cameras share stays as it is."""
     if not lens.batch_shape:
         return lens
-    values = {name: value.expand(cameras).reshape(shape) for name, value in parameters(lens).items()}
-    return replace(lens, **values)  # type: ignore[type-var]
+    return changed(lens, lambda value: value.expand(cameras).reshape(shape))
 
 
 def resized(lens: Lens, width: int, height: int) -> Lens:

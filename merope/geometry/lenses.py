@@ -9,8 +9,10 @@ the leading ones of pixels and points. Values and gradients are finite for every
 """
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from merope.geometry.lens_parameters import (
     NOT_NEGATIVE,
     POSITIVE,
     UNIT_INTERVAL,
+    Condition,
     as_parameter,
     settle_parameters,
 )
@@ -37,15 +40,20 @@ MIN_DISTANCE = 1e-18  # nearer points count as the camera centre: the gradient o
 SQRT_FLOOR = 1e-14  # bounds the gradient of a square root at the rim of a lens; moves pixels there by about 1e-14
 
 
-class Lens(Protocol):
+class Batched(Protocol):
+    """One lens or many."""
+
+    @property
+    def batch_shape(self) -> torch.Size: ...
+
+
+class Lens(Batched, Protocol):
     """What the rest of the library needs from a lens."""
 
     @property
     def width(self) -> int: ...
     @property
     def height(self) -> int: ...
-    @property
-    def batch_shape(self) -> torch.Size: ...
 
     def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
         """Unit rays in the camera frame, and where the lens model is defined."""
@@ -63,13 +71,13 @@ def moved(lens: AnyLens, target: torch.device | torch.dtype | str) -> AnyLens:
     return replace(lens, **{name: v.to(target) for name, v in values.items() if isinstance(v, Tensor)})
 
 
-def aligned(lens: Lens, like: Tensor, *names: str) -> tuple[Tensor, ...]:  # [*batch, ...] -> each [*batch, 1, ...]
+def aligned(lens: Batched, like: Tensor, *names: str) -> tuple[Tensor, ...]:  # [*batch, ...] -> each [*batch, 1, ...]
     """Parameters in the precision and on the device of `like`, with the batch dimensions leading."""
     shape = lens.batch_shape + (1,) * (like.dim() - len(lens.batch_shape))
     return tuple(getattr(lens, name).to(like).expand(lens.batch_shape).reshape(shape) for name in names)
 
 
-def fitted(lens: Lens, name: str, coordinates: Tensor, size: int) -> Tensor:  # [*batch or 1, ...] -> [*batch, ...]
+def fitted(lens: Batched, name: str, coordinates: Tensor, size: int) -> Tensor:  # [*batch or 1, ...] -> [*batch, ...]
     """Check pixels or points [..., size] and expand their leading dimensions to the batch shape of the lens."""
     if not isinstance(coordinates, Tensor):
         raise invalid(name, f"a torch.Tensor [..., {size}]", type(coordinates).__name__, "use torch.as_tensor")
@@ -85,12 +93,12 @@ def fitted(lens: Lens, name: str, coordinates: Tensor, size: int) -> Tensor:  # 
     return coordinates.expand(*torch.broadcast_shapes(leading, batch + (1,) * (len(leading) - len(batch))), size)
 
 
-def _focal_and_centre(lens: Lens, like: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ...] -> [*batch, 1, ..., 2] twice
+def _focal_and_centre(lens: Batched, like: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ...] -> [*batch, 1, ..., 2] × 2
     fx, fy, cx, cy = aligned(lens, like, "fx", "fy", "cx", "cy")
     return torch.stack((fx, fy), dim=-1), torch.stack((cx, cy), dim=-1)
 
 
-def pixels_to_plane(lens: Lens, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> same, bool
+def pixels_to_plane(lens: Batched, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> same, bool
     """Plane coordinates ((u - cx) / fx, (v - cy) / fy); 0 and invalid where not finite or absurdly far out."""
     pixels = fitted(lens, "pixels", pixels, 2)
     focal, centre = _focal_and_centre(lens, pixels[..., 0])
@@ -98,14 +106,14 @@ def pixels_to_plane(lens: Lens, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*b
     return (torch.where(near[..., None], pixels, centre) - centre) / focal, near
 
 
-def plane_to_pixels(lens: Lens, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2], bool
+def plane_to_pixels(lens: Batched, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2], bool
     """Pixels (fx x + cx, fy y + cy), the principal point where invalid or absurdly far out."""
     focal, centre = _focal_and_centre(lens, plane[..., 0])
     valid = valid & (plane.norm(dim=-1) < MAX_PLANE_RADIUS)
     return torch.where(valid[..., None], plane, 0.0) * focal + centre, valid
 
 
-def unit_directions(lens: Lens, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> same, bool
+def unit_directions(lens: Batched, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> same, bool
     """Points scaled to length 1; (0, 0, 1) and invalid for the camera centre and for non-finite points."""
     points = fitted(lens, "points", points, 3)
     # Directions do not depend on scale, so a constant scale keeps gradients exact and squares from overflowing.
@@ -168,46 +176,57 @@ def _reach(xi: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Pinhole:
-    """Plane point (x, y) = (X, Y) / Z and pixel (fx x + cx, fy y + cy); sees what is in front of the camera."""
+class FocalLens(ABC):
+    """A lens with a plane before it: pixel (fx x + cx, fy y + cy) of the plane point (x, y)."""
 
     fx: float | Tensor
     fy: float | Tensor
     cx: float | Tensor
     cy: float | Tensor
-    width: int
-    height: int
     batch_shape: torch.Size = field(init=False, repr=False)
+    conditions: ClassVar[Mapping[str, Condition]] = {}  # of further parameters
     to = moved
 
     def __post_init__(self) -> None:
-        settle_parameters(self)
+        settle_parameters(self, **self.conditions)
 
     def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
-        plane, valid = pixels_to_plane(self, pixels)
-        return perspective_rays(plane), valid
+        return self._rays(*pixels_to_plane(self, pixels))
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
-        unit, valid = unit_directions(self, points)
-        return plane_to_pixels(self, *perspective_divide(unit[..., :2], unit[..., 2], valid))
+        return plane_to_pixels(self, *self._plane(*unit_directions(self, points)))
+
+    @abstractmethod
+    def _rays(self, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3]
+        """Unit rays of plane points, and where they are valid."""
+
+    @abstractmethod
+    def _plane(self, unit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2]
+        """Plane points of unit directions, and where they are valid."""
 
 
 @dataclass(frozen=True, eq=False)
-class UnifiedCamera:
+class Pinhole(FocalLens):
+    """Plane point (x, y) = (X, Y) / Z; sees what is in front of the camera."""
+
+    width: int
+    height: int
+
+    def _rays(self, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2] -> [..., 3], bool
+        return perspective_rays(plane), valid
+
+    def _plane(self, unit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 2], bool
+        return perspective_divide(unit[..., :2], unit[..., 2], valid)
+
+
+@dataclass(frozen=True, eq=False)
+class UnifiedCamera(FocalLens):
     """Unified model of Mei: plane point (X, Y) / (Z + xi |(X, Y, Z)|). A pinhole for xi = 0."""
 
-    fx: float | Tensor
-    fy: float | Tensor
-    cx: float | Tensor
-    cy: float | Tensor
     xi: float | Tensor
     width: int
     height: int
-    batch_shape: torch.Size = field(init=False, repr=False)
-    to = moved
-
-    def __post_init__(self) -> None:
-        settle_parameters(self, xi=NOT_NEGATIVE)
+    conditions: ClassVar = {"xi": NOT_NEGATIVE}
 
     @classmethod
     def from_fov(cls, x_fov_deg: float | Tensor, xi: float | Tensor, width: int, height: int) -> Self:
@@ -221,72 +240,48 @@ class UnifiedCamera:
         focal = (width / 2.0) * (half.cos() + mirror) / half.sin()
         return cls(focal, focal, width / 2.0, height / 2.0, mirror, width, height)
 
-    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
-        plane, valid = pixels_to_plane(self, pixels)
+    def _rays(self, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2] -> [..., 3], bool
         return _sphere_rays(perspective_rays(plane), valid, *aligned(self, plane[..., 0], "xi"))
 
-    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
-        unit, valid = unit_directions(self, points)
+    def _plane(self, unit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 2], bool
         (xi,) = aligned(self, unit[..., 0], "xi")
-        seen = valid & (unit[..., 2] > -_reach(xi))
-        return plane_to_pixels(self, *perspective_divide(unit[..., :2], unit[..., 2] + xi, seen))
+        return perspective_divide(unit[..., :2], unit[..., 2] + xi, valid & (unit[..., 2] > -_reach(xi)))
 
 
 @dataclass(frozen=True, eq=False)
-class ExtendedUnified:
+class ExtendedUnified(FocalLens):
     """Plane point (X, Y) / (alpha d + (1 - alpha) Z) with d = sqrt(beta (X^2 + Y^2) + Z^2)."""
 
-    fx: float | Tensor
-    fy: float | Tensor
-    cx: float | Tensor
-    cy: float | Tensor
     alpha: float | Tensor
     beta: float | Tensor
     width: int
     height: int
-    batch_shape: torch.Size = field(init=False, repr=False)
-    to = moved
+    conditions: ClassVar = {"alpha": UNIT_INTERVAL, "beta": POSITIVE}
 
-    def __post_init__(self) -> None:
-        settle_parameters(self, alpha=UNIT_INTERVAL, beta=POSITIVE)
-
-    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
-        plane, valid = pixels_to_plane(self, pixels)
+    def _rays(self, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2] -> [..., 3], bool
         return _ellipsoid_rays(plane, valid, *aligned(self, plane[..., 0], "alpha", "beta"))
 
-    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
-        unit, valid = unit_directions(self, points)
-        return plane_to_pixels(self, *_ellipsoid_plane(unit, valid, *aligned(self, unit[..., 0], "alpha", "beta")))
+    def _plane(self, unit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 2], bool
+        return _ellipsoid_plane(unit, valid, *aligned(self, unit[..., 0], "alpha", "beta"))
 
 
 @dataclass(frozen=True, eq=False)
-class DoubleSphere:
+class DoubleSphere(FocalLens):
     """Double sphere of Usenko et al.: the point on the unit sphere, moved by xi along z, through the unified model."""
 
-    fx: float | Tensor
-    fy: float | Tensor
-    cx: float | Tensor
-    cy: float | Tensor
     xi: float | Tensor
     alpha: float | Tensor
     width: int
     height: int
-    batch_shape: torch.Size = field(init=False, repr=False)
-    to = moved
+    conditions: ClassVar = {"xi": INSIDE_SPHERE, "alpha": UNIT_INTERVAL}
 
-    def __post_init__(self) -> None:
-        settle_parameters(self, xi=INSIDE_SPHERE, alpha=UNIT_INTERVAL)
-
-    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 2] -> [*batch, ..., 3], bool
-        plane, valid = pixels_to_plane(self, pixels)
+    def _rays(self, plane: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 2] -> [..., 3], bool
         xi, alpha = aligned(self, plane[..., 0], "xi", "alpha")
-        directions, valid = _ellipsoid_rays(plane, valid, alpha, torch.ones_like(alpha))
-        return _sphere_rays(directions, valid, xi)
+        return _sphere_rays(*_ellipsoid_rays(plane, valid, alpha, torch.ones_like(alpha)), xi)
 
-    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:  # [*batch, ..., 3] -> [*batch, ..., 2], bool
-        unit, valid = unit_directions(self, points)
+    def _plane(self, unit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:  # [..., 3] -> [..., 2], bool
         xi, alpha = aligned(self, unit[..., 0], "xi", "alpha")
-        return plane_to_pixels(self, *_ellipsoid_plane(_raised(unit, xi), valid, alpha, torch.ones_like(alpha)))
+        return _ellipsoid_plane(_raised(unit, xi), valid, alpha, torch.ones_like(alpha))
 
 
 @dataclass(frozen=True, eq=False)

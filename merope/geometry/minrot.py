@@ -32,8 +32,6 @@ def minrot_quaternion(
     return unnormalised / torch.linalg.vector_norm(unnormalised, dim=-1, keepdim=True)
 
 
-def minrot(
-    direction: Tensor,  # [..., 3] unit
-) -> Tensor:  # [..., 3, 3]
+def minrot(direction: Tensor) -> Tensor:  # [..., 3] unit -> [..., 3, 3]
     """Rotation matrix A with A e_z = u (paper, Eq. 5)."""
     return matrix_from_quaternion(minrot_quaternion(direction))

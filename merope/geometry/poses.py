@@ -64,9 +64,7 @@ def _check_rotation(rotation: Tensor, name: str) -> None:
         raise invalid(f"{name}[..., :3, :3]", "proper rotations (det R = +1)", got, fix)
 
 
-def orthonormalise(
-    rotation: Tensor,  # [..., 3, 3] nearly orthonormal
-) -> Tensor:  # [..., 3, 3]
+def orthonormalise(rotation: Tensor) -> Tensor:  # [..., 3, 3] nearly orthonormal -> [..., 3, 3]
     """Nearest rotation of a nearly orthonormal matrix.
 
     Newton's iteration for the polar factor: each step squares the defect, three steps take 1e-3 to rounding. Unlike an
@@ -89,9 +87,7 @@ def rigid(
     return torch.cat((top, bottom), dim=-2)
 
 
-def inverse(
-    world_from_camera: Tensor,  # [..., 4, 4]
-) -> Tensor:  # [..., 4, 4]
+def inverse(world_from_camera: Tensor) -> Tensor:  # [..., 4, 4] -> [..., 4, 4]
     """camera_from_world, in closed form."""
     rotation_t = world_from_camera[..., :3, :3].mT
     return rigid(rotation_t, -(rotation_t @ world_from_camera[..., :3, 3:]).squeeze(-1))
@@ -116,3 +112,13 @@ def relative(
     rotation_t = world_from_a[..., :3, :3].mT
     displacement = world_from_b[..., :3, 3] - world_from_a[..., :3, 3]
     return rigid(rotation_t @ world_from_b[..., :3, :3], (rotation_t @ displacement[..., None]).squeeze(-1))
+
+
+def rotation_angle(a: Tensor, b: Tensor) -> Tensor:  # [..., 3, 3] rotations twice -> [...] rad, 0 to π
+    """Geodesic distance on SO(3), as the atan2 of sine and cosine.
+
+    The paper's arccos of the trace is the same number, but loses half of all digits at small angles.
+    """
+    turn = a.mT @ b
+    axis = turn[..., [2, 0, 1], [1, 2, 0]] - turn[..., [1, 2, 0], [2, 0, 1]]
+    return torch.atan2(axis.norm(dim=-1), turn.diagonal(dim1=-2, dim2=-1).sum(-1) - 1.0)

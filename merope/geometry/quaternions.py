@@ -7,9 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 
-def matrix_from_quaternion(
-    quaternion: Tensor,  # [..., 4]
-) -> Tensor:  # [..., 3, 3]
+def matrix_from_quaternion(quaternion: Tensor) -> Tensor:  # [..., 4] -> [..., 3, 3]
     """Rotation matrix of a unit quaternion."""
     w, x, y, z = quaternion.unbind(-1)
     entries = (
@@ -20,24 +18,20 @@ def matrix_from_quaternion(
     return torch.stack(entries, dim=-1).unflatten(-1, (3, 3))
 
 
-def quaternion_from_matrix(
-    rotation: Tensor,  # [..., 3, 3]
-) -> Tensor:  # [..., 4]
+def quaternion_from_matrix(rotation: Tensor) -> Tensor:  # [..., 3, 3] -> [..., 4]
     """Unit quaternion of a rotation matrix, with the largest of its four components positive.
 
     Row c of the table below is 4·q_c·q for component c. The row with the largest q_c² is divided by the square root
     of a number that is at least 1, so that no rotation angle is special.
     """
     (r00, r01, r02), (r10, r11, r12), (r20, r21, r22) = (row.unbind(-1) for row in rotation.unbind(-2))
-    table = torch.stack(
-        (
-            torch.stack((1 + r00 + r11 + r22, r21 - r12, r02 - r20, r10 - r01), dim=-1),
-            torch.stack((r21 - r12, 1 + r00 - r11 - r22, r10 + r01, r02 + r20), dim=-1),
-            torch.stack((r02 - r20, r10 + r01, 1 - r00 + r11 - r22, r21 + r12), dim=-1),
-            torch.stack((r10 - r01, r02 + r20, r21 + r12, 1 - r00 - r11 + r22), dim=-1),
-        ),
-        dim=-2,
-    )
+    entries = (
+        1 + r00 + r11 + r22, r21 - r12, r02 - r20, r10 - r01,
+        r21 - r12, 1 + r00 - r11 - r22, r10 + r01, r02 + r20,
+        r02 - r20, r10 + r01, 1 - r00 + r11 - r22, r21 + r12,
+        r10 - r01, r02 + r20, r21 + r12, 1 - r00 - r11 + r22,
+    )  # fmt: skip
+    table = torch.stack(entries, dim=-1).unflatten(-1, (4, 4))
     largest = table.diagonal(dim1=-2, dim2=-1).argmax(dim=-1)
     row = table.gather(-2, largest[..., None, None].expand(*largest.shape, 1, 4)).squeeze(-2)
     return row / torch.linalg.vector_norm(row, dim=-1, keepdim=True)
@@ -50,15 +44,13 @@ def multiply(
     """Quaternion of the rotation b followed by the rotation a: R(a·b) = R(a) R(b)."""
     aw, ax, ay, az = a.unbind(-1)
     bw, bx, by, bz = b.unbind(-1)
-    return torch.stack(
-        (
-            aw * bw - ax * bx - ay * by - az * bz,
-            aw * bx + ax * bw + ay * bz - az * by,
-            aw * by - ax * bz + ay * bw + az * bx,
-            aw * bz + ax * by - ay * bx + az * bw,
-        ),
-        dim=-1,
+    entries = (
+        aw * bw - ax * bx - ay * by - az * bz,
+        aw * bx + ax * bw + ay * bz - az * by,
+        aw * by - ax * bz + ay * bw + az * bx,
+        aw * bz + ax * by - ay * bx + az * bw,
     )
+    return torch.stack(entries, dim=-1)
 
 
 def quaternion_from_axis_angle(

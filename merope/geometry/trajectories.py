@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from merope.errors import invalid
-from merope.geometry.poses import check_rigid, relative, rigid
+from merope.geometry.poses import check_rigid, rigid, rotation_angle
 from merope.geometry.quaternions import (
     matrix_from_quaternion,
     quaternion_from_axis_angle,
@@ -172,9 +172,7 @@ def lateral_shift(
     return torch.cat((world_from_camera[:after].to(torch.float64), shifted[1:]))
 
 
-def mount(
-    world_from_camera: Tensor,  # [T, 4, 4]
-) -> tuple[Tensor, Tensor]:  # [3] camera frame, [3] world frame; unit
+def mount(world_from_camera: Tensor) -> tuple[Tensor, Tensor]:  # [T, 4, 4] -> [3] camera frame, [3] world frame; unit
     """How the camera sits on what carries it: the mean direction of travel seen by the camera, and the road's down.
 
     Down is the camera's y axis made perpendicular to travel, averaged over the path: right for level cameras that look
@@ -307,10 +305,8 @@ def jumps(
 
 def step_sizes(world_from_camera: Tensor) -> tuple[Tensor, Tensor]:  # [T, 4, 4] -> [T − 1], [T − 1] radians
     """How far each step of a path goes, and how far it turns about any axis."""
-    steps = relative(world_from_camera[:-1], world_from_camera[1:])
-    quaternion = quaternion_from_matrix(steps[:, :3, :3])
-    turn_rad = 2.0 * torch.atan2(torch.linalg.vector_norm(quaternion[:, 1:], dim=-1), quaternion[:, 0].abs())
-    return torch.linalg.vector_norm(steps[:, :3, 3], dim=-1), turn_rad
+    rotation, centres = world_from_camera[:, :3, :3], world_from_camera[:, :3, 3]
+    return torch.linalg.vector_norm(centres.diff(dim=0), dim=-1), rotation_angle(rotation[:-1], rotation[1:])
 
 
 def _stands_out(rates: Tensor) -> Tensor:  # [N] -> bool [N]

@@ -60,9 +60,7 @@ def pixels_seen(
     return pixels.transpose(0, 1) if camera_major else pixels
 
 
-def _settled(
-    points: Tensor,  # [..., 3]
-) -> Tensor:  # [..., 3]
+def _settled(points: Tensor) -> Tensor:  # [..., 3] -> [..., 3]
     """Points with one direction where rounding would choose it: at the centre, and on the seam and poles of a panorama.
 
     Straight behind is at the right edge of a panorama, straight up and down are in its middle column.

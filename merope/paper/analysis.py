@@ -136,14 +136,6 @@ def recording(transformer: Any) -> Iterator[Record]:
             processor.base = processor.base.base
 
 
-@torch.no_grad()
-def analyse(transformer: Any, **inputs: Any) -> Analysis:
-    """Amplitudes and attention masses of one forward with these arguments."""
-    with recording(transformer) as record:
-        transformer(**inputs)
-    return record.analysis()
-
-
 def _norm(x: Tensor) -> Tensor:  # []
     return torch.linalg.vector_norm(x.detach().float())
 
@@ -203,16 +195,6 @@ def analyse_model(config: AnalyseConfig, cameras: Cameras) -> dict[str, Analysis
     return analyses
 
 
-def watch_sampling(
-    transformer: Any,
-    cameras: Cameras,  # [token frames]
-    noise: Tensor,  # [B, C, T, h, w]
-    steps: int,
-) -> Analysis:
-    """The analysis of all steps of a sampling of a model of one transformer, by flow matching."""
-    return Sampling(steps).watched({"transformer": transformer}, cameras, noise)["transformer"]
-
-
 @dataclass(frozen=True)
 class Sampling:
     """Straight steps from noise to no noise, without text. Of two experts each has the levels on its side."""
@@ -223,7 +205,12 @@ class Sampling:
     boundary: float = 0.0  # the first expert denoises levels from here on
 
     @torch.no_grad()
-    def watched(self, experts: Mapping[str, Any], cameras: Cameras, noise: Tensor) -> dict[str, Analysis]:
+    def watched(
+        self,
+        experts: Mapping[str, Any],
+        cameras: Cameras,  # [token frames]
+        noise: Tensor,  # [B, C, T, h, w]
+    ) -> dict[str, Analysis]:
         """The analyses of the experts over their steps."""
         uniform = torch.linspace(1.0, 0.0, self.steps + 1, device=noise.device)
         levels, latents = SHIFT * uniform / (1.0 + (SHIFT - 1.0) * uniform), noise.float()

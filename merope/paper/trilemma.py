@@ -11,7 +11,7 @@ the floor holds for them, too (`direction_rows`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -35,6 +35,7 @@ TRAIN_POSES, TEST_POSES, PLAN_POSES = 32, 256, 24  # each set of n poses makes n
 HALF_IMAGE = torch.tensor([0.63, 0.35], dtype=torch.float64)  # tangents of a 64° driving camera
 LEARNING_RATE = 1e-2
 HIDDEN = 128
+HEADS = {"merope": "MeRoPE", "any_map": "any U(T)", "plane_waves": "plane waves", "merope_phases": "with phases"}
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,7 @@ def residual(
     return 2 - 2 * (traces.sum() - traces.diagonal().sum()) / (count * (count - 1) * dim)
 
 
-def spectral_floor(
-    phases: Tensor,  # [n, n, p]
-) -> float:
+def spectral_floor(phases: Tensor) -> float:  # [n, n, p]
     """A lower bound of the residual, for every choice of orthogonal U_1 … U_n.
 
     The traces of `residual` sum to Σ_m w_mᵀ S w_m, S the symmetric part of the matrix of all τ_ij and w_m the rows of
@@ -236,10 +235,7 @@ class PerTokenOperator(nn.Module):
         )
         nn.init.normal_(self.network[-1].weight, std=0.01)  # type: ignore[arg-type]
 
-    def forward(
-        self,
-        poses: Tensor,  # [n, 4, 4]
-    ) -> Tensor:  # [n, d, d]
+    def forward(self, poses: Tensor) -> Tensor:  # [n, 4, 4] -> [n, d, d]
         """U of every pose."""
         poses = poses.to(self.frequencies.dtype)
         upper = torch.triu_indices(self.dim, self.dim, 1, device=poses.device)
@@ -276,21 +272,12 @@ def fit(model: PerTokenOperator, rotations: Rotations, steps: int) -> PerTokenOp
     return model
 
 
-def table(rows: list[Row]) -> str:
-    """The rows as text."""
-    names = ("MeRoPE", "any U(T)", "plane waves", "floor", "blind")
-    numbers = [(row.merope, row.any_map, row.plane_waves, row.floor, row.blind) for row in rows]
-    return _table(names, rows, numbers)
-
-
-def direction_table(rows: list[DirectionRow]) -> str:
-    """The rows as text."""
-    return _table(("with phases", "floor", "blind"), rows, [(r.merope_phases, r.floor, r.blind) for r in rows])
-
-
-def _table(names: tuple[str, ...], rows: Sequence[Row | DirectionRow], numbers: Sequence[tuple[float, ...]]) -> str:
-    lines = [f"{'d':>4}  {'rotations':<9}" + "".join(f"{name:>13}" for name in names)]
-    for row, values in zip(rows, numbers, strict=True):
+def table(rows: Sequence[Row] | Sequence[DirectionRow]) -> str:
+    """Rows of one kind as text."""
+    names = [column.name for column in fields(rows[0])][2:]
+    lines = [f"{'d':>4}  {'rotations':<9}" + "".join(f"{HEADS.get(name, name):>13}" for name in names)]
+    for row in rows:
+        values = [getattr(row, name) for name in names]
         cells = "".join(f"{value:>13.1e}" if value < 1e-3 else f"{value:>13.3f}" for value in values)
         lines.append(f"{row.dim:>4}  {row.rotations:<9}{cells}")
     return "\n".join(lines)

@@ -75,10 +75,7 @@ class World:
         parts = {name: _on_device(getattr(self, name), device) for name in ("streets", "solids", "air")}
         return self._with(device=device, world_from_scene=self.world_from_scene.to(device), **parts)
 
-    def moved(
-        self,
-        motion: Tensor,  # [4, 4], or [B, 4, 4] for a batch: new_from_old, rigid
-    ) -> Self:
+    def moved(self, motion: Tensor) -> Self:  # [4, 4], or [B, 4, 4] for a batch: new_from_old, rigid
         """The worlds carried elsewhere by a rigid motion. Cameras moved with them see the same images."""
         motion = check_rigid(motion, "motion").to(self.world_from_scene.device)
         if motion.shape not in ((4, 4), (len(self.seeds), 4, 4)):

@@ -22,9 +22,8 @@ from merope.evaluate.metrics import (
     PoseMetrics,
     looks_inverted,
     pose_metrics,
-    rotation_angle,
 )
-from merope.geometry.poses import inverse, rigid
+from merope.geometry.poses import inverse, rigid, rotation_angle
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 
 SCALE_FREE = ("rot_deg", "tr_percent", "cammc", "rot_err", "trans_err")

@@ -13,11 +13,10 @@ from scenes import random_rotations, straight_drive
 from torch import Tensor
 
 from merope import formats
-from merope.evaluate.metrics import rotation_angle
 from merope.formats import Finding, validate
 from merope.formats.checks import Travel, travel, turning_radius
 from merope.formats.trajectory import Trajectory
-from merope.geometry.poses import inverse, relative, rigid
+from merope.geometry.poses import inverse, relative, rigid, rotation_angle
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 from merope.geometry.trajectories import driving_path, lateral_shift, turn, unicycle_path
 

@@ -25,7 +25,7 @@ from merope.cli import main
 from merope.formats.trajectory import Trajectory
 from merope.generate.preflight import outline_model
 from merope.geometry.cameras import Cameras
-from merope.paper.analysis import RED, Analysis, _by_distance, analyse, draw_amplitude, recording, watch_sampling
+from merope.paper.analysis import RED, Analysis, Sampling, _by_distance, draw_amplitude, recording
 
 
 def branched(**config: Any) -> Any:
@@ -43,6 +43,14 @@ def seen_by(processor: Any) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     processor.register_forward_pre_hook(lambda m, args: calls.append(args))
     return calls
+
+
+@torch.no_grad()
+def analyse(transformer: Any, **inputs: Any) -> Analysis:
+    """Amplitudes and attention masses of one forward with these arguments."""
+    with recording(transformer) as record:
+        transformer(**inputs)
+    return record.analysis()
 
 
 def modulation_amplitude(transformer: Any, **inputs: Any) -> dict[int, float]:
@@ -207,8 +215,8 @@ def test_mass_of_the_video_is_not_that_of_text() -> None:
 def test_a_sampling_runs_from_noise_to_no_noise() -> None:
     transformer, times = branched(), []
     transformer.register_forward_pre_hook(lambda m, a, k: times.append(float(k["timestep"][0])), with_kwargs=True)
-    analysis = watch_sampling(transformer, cameras(), tiny_inputs()["hidden_states"], steps=3)
-    assert analysis.forwards == 3
+    noise = tiny_inputs()["hidden_states"]
+    assert Sampling(3).watched({"transformer": transformer}, cameras(), noise)["transformer"].forwards == 3
     assert times == sorted(times, reverse=True)
     assert times[0] == 1000.0
     assert times[-1] > 0
@@ -219,7 +227,7 @@ def test_a_sampling_takes_eulers_steps_between_the_shifted_levels() -> None:
     transformer.register_forward_hook(
         lambda m, args, k, out: seen.append((k["hidden_states"], float(k["timestep"][0]), out[0])), with_kwargs=True
     )
-    watch_sampling(transformer, cameras(), tiny_inputs()["hidden_states"], steps=3)
+    Sampling(3).watched({"transformer": transformer}, cameras(), tiny_inputs()["hidden_states"])
     levels = [1.0, 10 / 11, 5 / 7]  # 5u / (1 + 4u) of u = 1, 2/3, 1/3
     assert [time for _, time, _ in seen] == pytest.approx([1000.0 * level for level in levels])
     steps = torch.tensor(levels).diff()

@@ -162,7 +162,7 @@ def test_table_and_errors() -> None:
     header, line = trilemma.table([row]).splitlines()
     assert header.split() == ["d", "rotations", "MeRoPE", "any", "U(T)", "plane", "waves", "floor", "blind"]
     assert line.split() == ["12", "all", "1.0e-30", "1.250", "1.375", "1.062", "1.400"]
-    header, line = trilemma.direction_table([DirectionRow(24, "none", 1e-30, 1.0625, 1.5)]).splitlines()
+    header, line = trilemma.table([DirectionRow(24, "none", 1e-30, 1.0625, 1.5)]).splitlines()
     assert header.split() == ["d", "rotations", "with", "phases", "floor", "blind"]
     assert line.split() == ["24", "none", "1.0e-30", "1.062", "1.500"]
     for measured in (trilemma.run, trilemma.direction_rows):
