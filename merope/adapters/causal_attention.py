@@ -62,8 +62,7 @@ class CausalAttention(StandIn):
         """What diffusers calls."""
         causal = getattr(rotary_emb, "native", rotary_emb)  # cameras may be around it, in blocks without a branch too
         if not isinstance(causal, CausalRotary):
-            out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
-            return out
+            return self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
         q, k, v = projected(attn, hidden_states)
         if causal.reader is not None:
             attended = causal.reader.attended(self.layer, q, k, v, causal.plan)

@@ -48,8 +48,7 @@ class TextAttention(StandIn):
         kept = None if torch.compiler.is_compiling() else getattr(encoder_hidden_states, KEPT, None)
         is_plain = attn.add_k_proj is None and not getattr(attn, "fused_projections", False)
         if kept is None or not is_plain or torch.is_grad_enabled():
-            out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
-            return out
+            return self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
         if self.number not in kept:
             k, v = attn.norm_k(attn.to_k(encoder_hidden_states)), attn.to_v(encoder_hidden_states)
             kept[self.number] = k.unflatten(2, (attn.heads, -1)), v.unflatten(2, (attn.heads, -1))

@@ -250,8 +250,7 @@ def _laid_out_bytes(operator: Operator, batch: int, heads: int, all_heads: int) 
 
 def _recomputed(attend: Callable[..., Tensor], *arguments: object) -> Tensor:
     """attend(*arguments), run again in the backward pass instead of keeping what it computes."""
-    out: Tensor = checkpoint(attend, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return out
+    return checkpoint(attend, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _in_training(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> bool:

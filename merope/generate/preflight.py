@@ -170,8 +170,7 @@ def _check_branch(branch: str, subfolder: str | None, transformer: ModelMixin, c
 
 def trained_block_frames(model: str, branch: str | None) -> int | None:
     """Latent frames of the blocks that a model, or its branch, was trained to make one after the other; None: none."""
-    frames: int | None = _trained("causal_block_frames", model, branch)
-    return frames
+    return _trained("causal_block_frames", model, branch)
 
 
 def trained_steps(model: str, branch: str | None) -> int | None:

@@ -51,8 +51,7 @@ class CogVideoXFamily(Family):
     def text(self, pipeline: Any, caption: str) -> Tensor:  # [L, D]
         length = pipeline.transformer.config.max_text_seq_length
         embeddings, _ = pipeline.encode_prompt(caption, do_classifier_free_guidance=False, max_sequence_length=length)
-        rows: Tensor = embeddings[0]
-        return rows
+        return embeddings[0]
 
     def no_text(self, config: Mapping[str, Any]) -> Tensor:  # [L, D]
         """Its positions count the rows of text."""
