@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,10 +34,10 @@ from merope.evaluate.results import measure
 from merope.evaluate.run import versions
 from merope.evaluate.world_scores import Score, score_clip, score_floor
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import as_bytes, write_animation, write_image, write_video
+from merope.formats.video import write_animation, write_image, write_video
 from merope.formats.writing import require_writable
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.causal_clips import streamed_clip
+from merope.generate.causal_clips import made_clip
 from merope.generate.conditions import check_prefix_count
 from merope.generate.preflight import check_branch, check_model_weights, no_loading_bars, outline_model
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
@@ -193,32 +193,23 @@ def generated(
     pipeline: CameraVideoPipeline, clip: CommandedClip, config: DemoConfig, which: str
 ) -> Tensor:  # uint8 [T, H, W, 3]
     """Continue the prefix of a clip along its cameras. Paths share the noise, so that only the command differs."""
-    clips, prefix = config.clips, clip.true[: config.clips.prefix_frames]
-    sampling: dict[str, Any] = {"num_inference_steps": config.run_steps, "guidance_scale": 1.0}
+    clips = config.clips
 
-    def tell(done: int, all_of_them: int, what: str) -> None:
-        show_line(f"driving {clip.manoeuvre} ({which}): {what} {done} of {all_of_them}", keep=done == all_of_them)
+    def tell(done: int, of: int) -> None:
+        show_line(f"driving {clip.manoeuvre} ({which}): step {done} of {of}", keep=done == of)
 
-    def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        tell(step + 1, config.run_steps, "step")
-        return tensors
-
-    if pipeline.causal_block_frames is not None:
-        tell_frames = partial(tell, all_of_them=clips.frames, what="frame")
-        return streamed_clip(pipeline, clips.frames, clip.cameras, prefix, tell_frames, seed=config.seed, **sampling)
-    frames = pipeline(
-        cameras=clip.cameras,
-        prefix=prefix,
+    return made_clip(
+        pipeline,
+        clips.frames,
+        clip.cameras,
+        clip.true[: clips.prefix_frames],
+        tell,
+        seed=config.seed,
         height=clips.height,
         width=clips.width,
-        num_frames=clips.frames,
-        generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
-        output_type="pt",
-        return_dict=False,
-        callback_on_step_end=report,
-        **sampling,
+        num_inference_steps=config.run_steps,
+        guidance_scale=1.0,
     )[0]
-    return as_bytes(frames[0].movedim(1, -1)).cpu()
 
 
 def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  # uint8 [T, H, W, 3]

@@ -18,7 +18,7 @@ from merope import formats
 from merope.draw.birdseye import birdseye_image
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import as_bytes, write_image, write_video
+from merope.formats.video import write_image, write_video
 from merope.formats.writing import replace_text, require_writable
 from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
 from merope.geometry.cameras import Cameras
@@ -154,14 +154,28 @@ def load_pipeline(config: GenerateConfig, vae_dtype: torch.dtype = torch.float32
 
 
 Made = tuple[Tensor, "CameraVideoPipeline | BaseVideo", float]
-"""Frames of a clip, uint8 [T, H, W, 3], what made them, and when that was loaded."""
+"""Frames of a clip, uint8 [views, T, H, W, 3], what made them, and when that was loaded."""
 
 
 def _made(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
+    from merope.generate.causal_clips import made_clip
+
     pipeline = load_pipeline(config)
     loaded_s = time.perf_counter()
-    sample = _sampled if pipeline.causal_block_frames is None else _streamed
-    return sample(pipeline, config, path, prefix), pipeline, loaded_s
+    frames = made_clip(
+        pipeline,
+        config.frames,
+        clip_cameras(config, path) if config.has_branch else None,
+        prefix,
+        seed=config.seed,
+        prompt=config.prompt,
+        negative_prompt=config.negative_prompt,
+        height=config.height,
+        width=config.width,
+        num_inference_steps=config.steps,
+        guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
+    )
+    return frames, pipeline, loaded_s
 
 
 def _made_by_own(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
@@ -171,31 +185,6 @@ def _made_by_own(config: GenerateConfig, outline: "ModelOutline", path: Trajecto
     pipeline = load_own(config, outline)
     loaded_s = time.perf_counter()
     return own_frames(pipeline, config, path_cameras(path), prefix)[None], pipeline, loaded_s
-
-
-def _sampled(
-    pipeline: "CameraVideoPipeline",
-    config: GenerateConfig,
-    path: Trajectory,
-    prefix: Tensor | None,  # uint8 [(views,) T0, H, W, 3]
-) -> Tensor:  # uint8 [views, T, H, W, 3]
-    assert config.steps is not None, "settled"
-    output = pipeline(
-        prompt=config.prompt,
-        negative_prompt=config.negative_prompt,
-        cameras=clip_cameras(config, path) if config.has_branch else None,
-        prefix=prefix,
-        height=config.height,
-        width=config.width,
-        num_frames=config.frames,
-        num_inference_steps=config.steps,
-        guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
-        generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
-        output_type="pt",
-        return_dict=False,
-    )
-    frames: Tensor = output[0]  # [views, T, 3, H, W] in [0, 1]
-    return as_bytes(frames.float().movedim(2, -1)).cpu()
 
 
 def clip_cameras(config: GenerateConfig, path: Trajectory) -> Cameras:
@@ -212,31 +201,6 @@ def _view_paths(config: GenerateConfig, path: Trajectory) -> list[Trajectory]:
         replace(path, world_from_camera=path.world_from_camera @ pose, lens=picked_view(rig.lens, rig.views, view))
         for view, pose in enumerate(rig.rig_from_camera)
     ]
-
-
-def _streamed(
-    pipeline: "CameraVideoPipeline",
-    config: GenerateConfig,
-    path: Trajectory,
-    prefix: Tensor | None,  # uint8 [T0, H, W, 3]
-) -> Tensor:  # uint8 [1, T, H, W, 3]
-    """The clip of a causal model, which makes one block after the other."""
-    from merope.generate.causal_clips import streamed_clip
-
-    frames = streamed_clip(
-        pipeline,
-        config.frames,
-        path_cameras(path) if config.has_branch else None,
-        prefix,
-        prompt=config.prompt,
-        negative_prompt=config.negative_prompt,
-        height=config.height,
-        width=config.width,
-        num_inference_steps=config.steps,
-        guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
-        seed=config.seed,
-    )
-    return frames[None]
 
 
 def path_cameras(path: Trajectory) -> Cameras:

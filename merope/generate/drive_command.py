@@ -1,6 +1,5 @@
 """`merope drive`: a path of any length, or the keys of a game, to a video that grows while it is made."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -154,8 +153,10 @@ def _drive_on(
 
     A last block that the path does not fill is driven with its last camera held; the video ends with the path.
     """
+    from merope.generate.causal_clips import blocks_left
+
     began_s, drive_s = time.perf_counter(), 0.0
-    total = stream.blocks + _blocks_left(stream, path.count)
+    total = stream.blocks + blocks_left(stream, path.count)
     progress = ProgressLine("driving", total, "blocks", before=stream.blocks)
     try:
         while stream.frames < path.count:
@@ -172,11 +173,6 @@ def _drive_on(
         show_line("")
         keep_s = time.perf_counter() - began_s - drive_s
         folder.close(path, {"load": load_s, "drive": drive_s, "keep": keep_s})
-
-
-def _blocks_left(stream: "CameraStream", frames: int) -> int:
-    after_next = max(0, frames - stream.frames - stream.block_frames)  # the next one may be shorter than the others
-    return 1 + math.ceil(after_next / (stream.settings.block * stream.pipe.strides.frames))
 
 
 def held_cameras(path: Trajectory, first: int, count: int) -> Cameras:

@@ -51,6 +51,8 @@ BLOCK_FRAMES = 3
 STEPS = 50
 """Denoising steps of a model that does not say for how many it was trained."""
 
+WINDOW, SINK = 12, 3  # latent frames that a block sees: the last ones, its own included, and the first ones
+
 
 class CameraStream:
     """Made by `pipe.stream` and `pipe.resume_stream`.
@@ -277,8 +279,8 @@ def open_stream(
     cameras: Cameras | Tensor | None = None,
     lens: Lens | None = None,
     *,
-    window: int = 12,
-    sink: int = 3,
+    window: int = WINDOW,
+    sink: int = SINK,
     block: int | None = None,
     negative_prompt: str | None = None,
     height: int | None = None,
