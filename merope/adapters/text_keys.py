@@ -8,6 +8,7 @@ from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor
 
 from merope.adapters.stand_in import StandIn
+from merope.adapters.wan_attention import out_layers
 
 KEPT = "_merope_text_keys"
 """Where an embedded text on its way to the layers carries what they keep."""
@@ -54,7 +55,4 @@ class TextAttention(StandIn):
             kept[self.number] = k.unflatten(2, (attn.heads, -1)), v.unflatten(2, (attn.heads, -1))
         q = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
         attended = dispatch_attention_fn(q, *kept[self.number], backend=self._attention_backend)
-        attended = attended.flatten(2, 3).type_as(q)
-        for layer in attn.to_out:
-            attended = layer(attended)
-        return attended
+        return out_layers(attn, attended.flatten(2, 3).type_as(q))
