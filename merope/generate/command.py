@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -134,23 +134,27 @@ def load_pipeline(config: GenerateConfig, vae_dtype: torch.dtype = torch.float32
     """Model and branch on their device."""
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
-    from merope.adapters.attachment import load_branch
     from merope.generate.camera_video import CameraVideoPipeline
+
+    return load_parts(CameraVideoPipeline, WanTransformer3DModel, config, vae_dtype)
+
+
+def load_parts(pipeline: type[Any], transformer: type[Any], config: GenerateConfig, vae_dtype: torch.dtype) -> Any:
+    """A pipeline of diffusers with the transformer of a config, its branches attached, on its device."""
+    from merope.adapters.attachment import load_branch
 
     dtype = getattr(torch, config.run_dtype)
     parts = {}
     if config.transformer is not None:
-        parts["transformer"] = WanTransformer3DModel.from_pretrained(config.transformer, dtype=dtype)
-    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(
-        config.model, dtype={"default": dtype, "vae": vae_dtype}, **parts
-    )
+        parts["transformer"] = transformer.from_pretrained(config.transformer, dtype=dtype)
+    pipe = pipeline.from_pretrained(config.model, dtype={"default": dtype, "vae": vae_dtype}, **parts)
     if config.has_branch:
-        load_branch(pipeline.transformer, config.branch)
+        load_branch(pipe, config.branch)
     if config.offload:
-        pipeline.enable_model_cpu_offload(device=config.run_device)
+        pipe.enable_model_cpu_offload(device=config.run_device)
     else:
-        pipeline.to(config.run_device)
-    return pipeline
+        pipe.to(config.run_device)
+    return pipe
 
 
 Made = tuple[Tensor, "CameraVideoPipeline | BaseVideo", float]
