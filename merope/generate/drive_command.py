@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -179,12 +178,4 @@ def held_cameras(path: Trajectory, first: int, count: int) -> Cameras:
     """Cameras of a path from a frame on; after its end the last one stays."""
     frames = torch.arange(first, first + count).clamp_max(path.count - 1)
     assert path.lens is not None
-    return path_cameras(
-        replace(
-            path,
-            world_from_camera=path.world_from_camera[frames],
-            lens=picked(path.lens, frames),
-            timestamps_s=None,
-            frame_names=None,
-        )
-    )
+    return Cameras(path.world_from_camera[frames], picked(path.lens, frames))
