@@ -83,7 +83,11 @@ def _drive(options: argparse.Namespace, actions: Sequence[argparse.Action]) -> i
     from merope.generate.drive_command import drive, resume
     from merope.generate.drive_inputs import route_from_files
 
-    street = None if given["world"] is None else _street(given["world"], given["model"])
+    street = None
+    if given["world"] is not None:
+        from merope.demo.driven_street import Street
+
+        street = Street.of(given["world"], given["model"])
     config = _config(given, street)
     if options.resume:
         folder = resume(config)
@@ -124,7 +128,8 @@ def _resumed(given: dict[str, Any], actions: Sequence[argparse.Action]) -> dict[
     for name, value in now.items():
         said = value != json.loads(json.dumps(defaults[name], default=str))
         before = recorded.get(name, defaults[name])
-        if said and name not in MAY_CHANGE and not _is_same(name, value, before):
+        is_same = (_settled(str(value)) if name in ("model", "branch") else value) == before
+        if said and name not in MAY_CHANGE and not is_same:
             fix = "leave it out, or begin another drive in another folder"
             raise invalid(f"--{name.replace('_', '-')}", f"{before} as when the drive began", value, fix)
     paths = {name: Path(recorded[name]) for name in FILES if recorded.get(name) is not None}
@@ -145,16 +150,6 @@ def _may_be_said(action: argparse.Action, value: Any) -> bool:
     kinds = KINDS[action.type]
     is_listed = action.choices is None or value in action.choices
     return is_listed and all(type(each) in kinds for each in (value if action.nargs else [value]))
-
-
-def _is_same(name: str, now: object, before: object) -> bool:
-    return (_settled(str(now)) if name in ("model", "branch") else now) == before
-
-
-def _street(world: int, model: str | None) -> "Street":
-    from merope.demo.driven_street import Street
-
-    return Street.of(world, model)
 
 
 def _config(given: dict[str, Any], street: "Street | None") -> "DriveConfig":

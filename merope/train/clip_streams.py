@@ -19,7 +19,7 @@ from merope.datasets.mixture import source_curation
 from merope.datasets.sampler import ClusterSampler
 from merope.errors import invalid
 from merope.generate.history_frames import HistoryFrames
-from merope.train.config import RunSection, TrainConfig
+from merope.train.config import TrainConfig
 from merope.train.model import Model
 from merope.train.objective import VALIDATION, history_generator
 from merope.train.streams import Examples, Share
@@ -226,13 +226,9 @@ def finished_stream(
     )
     loader = ClipLoader(source, sampler, share.micro_batch, config.data.workers, encoder.collate)
     stream = ClipStream(loader, held_out, encoder, batch_size, share)
-    stream.check_held_out(held_out_needed(config.run))
+    run = config.run
+    stream.check_held_out(max(run.validation_clips if run.validate_every else 0, 1 if run.sample_every else 0))
     return stream
-
-
-def held_out_needed(run: RunSection) -> int:
-    """Validation clips that a run will ask for."""
-    return max(run.validation_clips if run.validate_every else 0, 1 if run.sample_every else 0)
 
 
 def check_sizes(config: TrainConfig, model: Model, height: int, width: int, frames: int) -> None:
