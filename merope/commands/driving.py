@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merope.commands.models import add_trajectory_option, key_and_value, seed, settings
+from merope.commands.models import add_path_options, key_and_value, seed, settings
 from merope.errors import invalid
 
 if TYPE_CHECKING:
@@ -32,13 +32,7 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     path.add_argument("--trajectory", type=Path, help="pose file or folder of any length (docs/formats.md)")
     where.add_argument("--speed", type=float, default=8.0, metavar="M/S", help="of the keys w and s (8)")
     where.add_argument("--yaw-rate", type=float, default=15.0, metavar="DEGREES/S", help="of the keys a and d (15)")
-    where.add_argument("--trajectory-format", metavar="NAME", help="needed only where the content fits several")
-    add_trajectory_option(where)
-    where.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
-    lens = where.add_mutually_exclusive_group()
-    lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
-    lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred lens")
-    where.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
+    add_path_options(where)
     start = parser.add_argument_group("where from")
     first = start.add_mutually_exclusive_group()
     first.add_argument("--prefix", type=Path, help="video or folder of images whose first frames the drive continues")
