@@ -47,7 +47,9 @@ def generate(config: GenerateConfig) -> Path:
     outline = checked_model(config, path, own_pipeline=True)
     config = _settled(config, outline)
     prefix = None if config.prefix is None else read_prefix(config, outline)
-    frames, pipeline, loaded_s = (_made if outline.pipeline is None else _made_by_own)(config, outline, path, prefix)
+    pipeline = load_pipeline(config) if outline.pipeline is None else _load_own(config, outline)
+    loaded_s = time.perf_counter()
+    frames = _made(pipeline, config, path, prefix)
     sampled_s = time.perf_counter()
     _write_clip(config, path, frames, 0 if prefix is None else prefix.shape[-4])
     seconds = {"load": loaded_s - start_s, "generate": sampled_s - loaded_s, "all": time.perf_counter() - start_s}
@@ -157,16 +159,28 @@ def load_parts(pipeline: type[Any], transformer: type[Any], config: GenerateConf
     return pipe
 
 
-Made = tuple[Tensor, "CameraVideoPipeline | BaseVideo", float]
-"""Frames of a clip, uint8 [views, T, H, W, 3], what made them, and when that was loaded."""
+def _load_own(config: GenerateConfig, outline: "ModelOutline") -> "BaseVideo":
+    """A model in its own pipeline. The VAE stays in float32 where that lets it."""
+    from merope.generate.base_video import BaseVideo
+
+    assert outline.pipeline is not None
+    of_vae = torch.float32 if outline.family.casts_latents else getattr(torch, config.run_dtype)
+    return BaseVideo(load_parts(outline.pipeline, type(outline.transformer), config, of_vae))
 
 
-def _made(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
+def _made(
+    pipeline: "CameraVideoPipeline | BaseVideo",
+    config: GenerateConfig,
+    path: Trajectory,
+    prefix: Tensor | None,  # uint8 [(views,) T0, H, W, 3]
+) -> Tensor:  # uint8 [views, T, H, W, 3]
+    from merope.generate.base_video import BaseVideo
     from merope.generate.causal_clips import made_clip
+    from merope.generate.own_pipeline import own_frames
 
-    pipeline = load_pipeline(config)
-    loaded_s = time.perf_counter()
-    frames = made_clip(
+    if isinstance(pipeline, BaseVideo):
+        return own_frames(pipeline, config, path_cameras(path), prefix)[None]
+    return made_clip(
         pipeline,
         config.frames,
         clip_cameras(config, path) if config.has_branch else None,
@@ -179,16 +193,6 @@ def _made(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, pre
         num_inference_steps=config.steps,
         guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
     )
-    return frames, pipeline, loaded_s
-
-
-def _made_by_own(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
-    """In the model's own pipeline, which begins a clip as it can."""
-    from merope.generate.own_pipeline import load_own, own_frames
-
-    pipeline = load_own(config, outline)
-    loaded_s = time.perf_counter()
-    return own_frames(pipeline, config, path_cameras(path), prefix)[None], pipeline, loaded_s
 
 
 def clip_cameras(config: GenerateConfig, path: Trajectory) -> Cameras:

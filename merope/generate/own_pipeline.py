@@ -19,7 +19,6 @@ from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.generate.base_video import BaseVideo
 from merope.generate.camera_path import say
-from merope.generate.command import load_parts
 from merope.generate.conditions import latent_cameras
 from merope.generate.inputs import GenerateConfig
 from merope.generate.preflight import ModelOutline
@@ -117,13 +116,6 @@ def possible_start(family: Family, config: Mapping[str, Any], arguments: Mapping
         return "given"
     can_be_clean = family.timesteps != "clip" and not family.image_channels(config)
     return "clean" if can_be_clean and "callback_on_step_end" in arguments else "text"
-
-
-def load_own(config: GenerateConfig, outline: ModelOutline) -> BaseVideo:
-    """Model and branches on their device. The VAE stays in float32 where the pipeline lets it."""
-    assert outline.pipeline is not None
-    of_vae = torch.float32 if outline.family.casts_latents else getattr(torch, config.run_dtype)
-    return BaseVideo(load_parts(outline.pipeline, type(outline.transformer), config, of_vae))
 
 
 def own_frames(
