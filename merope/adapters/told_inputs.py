@@ -18,8 +18,7 @@ class ToldInput(ToldProcessor):
     def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Tensor:
         features = cameras.condition.features
         assert features is not None
-        out: Tensor = self.base(attn, self.told(hidden, features), *args, **kwargs)
-        return self.projected(out)
+        return self.projected(self.base(attn, self.told(hidden, features), *args, **kwargs))
 
     @abstractmethod
     def told(

@@ -39,8 +39,7 @@ def applied(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
     """layer(x) in the precision of the layer, or of autocast, as a tensor of a dtype."""
     if not torch.is_autocast_enabled(x.device.type):
         x = x.to(next(layer.parameters()).dtype)
-    out: Tensor = layer(x)
-    return out.to(dtype)
+    return layer(x).to(dtype)
 
 
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:

@@ -23,8 +23,7 @@ class CogVideoXFamily(Family):
 
     def video(self, arguments: Mapping[str, Any]) -> Tensor:  # [B, channels, T, H, W]
         """The latents, channels first."""
-        latents: Tensor = arguments["hidden_states"]  # [B, T, channels, H, W]
-        return latents.transpose(1, 2)
+        return arguments["hidden_states"].transpose(1, 2)  # which are [B, T, channels, H, W]
 
     def check_clip(self, config: Mapping[str, Any], frames: int, size: tuple[int, int]) -> None:
         """Learned positions (5B image to video, 1.0) are those of one size and length."""
