@@ -212,8 +212,7 @@ def _install(transformer: ModelMixin, branch: CameraBranch, dtype: torch.dtype |
 
 def _uncompiled(transformer: Any) -> ModelMixin:
     """The model itself behind torch.compile's wrapper."""
-    model: ModelMixin = getattr(transformer, "_orig_mod", transformer)
-    return model
+    return getattr(transformer, "_orig_mod", transformer)
 
 
 def _attachment(transformer: ModelMixin) -> _Attachment:

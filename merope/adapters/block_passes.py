@@ -37,7 +37,7 @@ def block_pass(
     **options: Any,
 ) -> Tensor:  # [B, C, block, h, w]
     """What a transformer predicts for a block that was made ready; in its own precision."""
-    predicted: Tensor = transformer(
+    return transformer(
         hidden_states=latents.to(transformer.dtype),
         timestep=timestep,
         encoder_hidden_states=text,
@@ -45,7 +45,6 @@ def block_pass(
         return_dict=False,
         **options,
     )[0]
-    return predicted
 
 
 def finished_block(cache: KeyCache, block: BlockCondition, reader: KeyReader, latents: Tensor) -> KeyCache:

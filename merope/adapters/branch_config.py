@@ -75,7 +75,9 @@ class CameraBranchConfig:
                 raise invalid(name, expected, repr(getattr(self, name)), f"{self.integration} has no use for it")
         if not self.across_views and self.integration != "parallel":
             raise invalid("across_views", 'True but with integration="parallel"', False, "others see one view anyway")
-        if self.latitude_up and (self.integration != "parallel" or _leaves_the_world(self.encoding)):
+        # In the frame of the first camera up is no longer up.
+        leaves_the_world = self.encoding in ENCODINGS and ENCODINGS[self.encoding].in_world
+        if self.latitude_up and (self.integration != "parallel" or leaves_the_world):
             got = f"True with {self.integration}, {self.encoding}"
             fix = "leave it out: others have no branch to tell, or turn the world with the first camera"
             raise invalid("latitude_up", "False but for a parallel branch of relative poses", got, fix)
@@ -102,11 +104,6 @@ def check_saved(config: Mapping[str, Any]) -> None:
     """Refuse a saved branch that no config could have made: its file may be of any origin."""
     names = [each.name for each in fields(CameraBranchConfig)]
     CameraBranchConfig(**{name: config[name] for name in names if config[name] is not None})
-
-
-def _leaves_the_world(name: str) -> bool:
-    """Whether cameras come to an encoding in the frame of the first one, where up is no longer up."""
-    return name in ENCODINGS and ENCODINGS[name].in_world
 
 
 def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, int]:

@@ -146,9 +146,8 @@ class CameraAttention(CameraProcessor):
     ) -> Tensor:  # [B, N, width]
         """What retrieved references add to the block, in the dtype of hidden."""
         assert self.cam_history is not None
-        x = self._computed(hidden)
-        out: Tensor = self.cam_history(x, cameras.references, cameras.condition.history_plan)
-        return out.to(hidden.dtype)
+        added = self.cam_history(self._computed(hidden), cameras.references, cameras.condition.history_plan)
+        return added.to(hidden.dtype)
 
     def plan(
         self,

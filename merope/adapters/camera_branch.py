@@ -148,8 +148,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         return TOLD_PROCESSORS[config["integration"]](sizes, self.features)
 
     def _width(self) -> int:
-        width: int = self.config["base"]["num_attention_heads"] * self.config["base"]["attention_head_dim"]
-        return width
+        return self.config["base"]["num_attention_heads"] * self.config["base"]["attention_head_dim"]
 
     def _options(self) -> dict[str, Any]:
         """Options of the encoding; where they want tuples, JSON gave lists."""

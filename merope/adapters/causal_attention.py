@@ -9,6 +9,7 @@ from torch import Tensor
 
 from merope.adapters.key_cache import KeyReader
 from merope.adapters.stand_in import StandIn
+from merope.adapters.wan_attention import out_layers, projected
 from merope.attention.dispatch import attend
 from merope.attention.operators import Operator, phasors
 from merope.attention.plan import AttentionPlan, Block
@@ -62,31 +63,13 @@ class CausalAttention(StandIn):
         """What diffusers calls."""
         causal = getattr(rotary_emb, "native", rotary_emb)  # cameras may be around it, in blocks without a branch too
         if not isinstance(causal, CausalRotary):
-            out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
-            return out
+            return self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
         q, k, v = projected(attn, hidden_states)
         if causal.reader is not None:
             attended = causal.reader.attended(self.layer, q, k, v, causal.plan)
         else:
             attended = attend(q, k, v, causal.plan)
-        attended = attended.transpose(1, 2).flatten(2)
-        for layer in attn.to_out:
-            attended = layer(attended)
-        return attended
-
-
-def projected(
-    attn: WanAttention,
-    hidden: Tensor,  # [B, N, width]
-) -> tuple[Tensor, Tensor, Tensor]:  # [B, heads, N, head_dim] each
-    """Queries, keys and values of a self-attention of Wan, not rotated."""
-    if getattr(attn, "fused_projections", False):
-        q, k, v = attn.to_qkv(hidden).chunk(3, dim=-1)
-    else:
-        q, k, v = attn.to_q(hidden), attn.to_k(hidden), attn.to_v(hidden)
-    q, k = attn.norm_q(q).to(v.dtype), attn.norm_k(k).to(v.dtype)  # under autocast norms answer in float32
-    q, k, v = (x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in (q, k, v))
-    return q, k, v
+        return out_layers(attn, attended.transpose(1, 2).flatten(2))
 
 
 def rotary_plan(

@@ -247,8 +247,7 @@ class HistoryAttention(nn.Module):
         seen = self.ref_norm(references.to(x.dtype)).to(x.dtype)
         q, (k, v) = self.ref_q(x), self.ref_kv(seen).chunk(2, dim=-1)
         q, k, v = (y.unflatten(2, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
-        out: Tensor = self.ref_out(attend(q, k, v, plan).transpose(1, 2).flatten(2))
-        return out
+        return self.ref_out(attend(q, k, v, plan).transpose(1, 2).flatten(2))
 
     def _nothing(self, x: Tensor) -> Tensor:  # [B, N, width]
         """Zeros. In training they depend on every parameter: sharded ranks must all have gradients to add up."""

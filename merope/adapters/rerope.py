@@ -16,7 +16,9 @@ from torch import Tensor
 
 from merope.adapters.camera_attention import CameraProcessor
 from merope.adapters.conditioning import Carrier
+from merope.adapters.wan_attention import out_layers, projected
 from merope.attention.dispatch import attend
+from merope.encodings.rotary import wan_bands
 from merope.errors import invalid
 
 Bands = tuple[int, int, int]  # channels for time, row, column
@@ -25,15 +27,9 @@ CARVE_128: Bands = (28, 34, 34)
 PARTITION_96 = (36, 36, 24, 0)
 
 
-def native_bands(head_dim: int) -> Bands:
-    """Channels of Wan's rotary bands in a head: row and column 2·⌊d/6⌋ each, time the rest (128: 44, 42, 42)."""
-    axis = 2 * (head_dim // 6)
-    return head_dim - 2 * axis, axis, axis
-
-
 def check_carve(carve: Bands | None, head_dim: int) -> Bands:
     """The channels that each band gives up, counted from its slow end."""
-    bands = native_bands(head_dim)
+    bands = wan_bands(head_dim)
     chosen = CARVE_128 if carve is None and head_dim == 128 else tuple(carve or ())
     if (
         len(chosen) != 3
@@ -50,16 +46,13 @@ class CarvedAttention(CameraProcessor):
 
     def __init__(self, head_dim: int, carve: Bands) -> None:
         super().__init__()
-        kept_and_carved = [(band - n, n) for band, n in zip(native_bands(head_dim), carve, strict=True)]
+        kept_and_carved = [(band - n, n) for band, n in zip(wan_bands(head_dim), carve, strict=True)]
         self.pieces = [size for pair in kept_and_carved for size in pair]  # kept, carved of time, row, column
 
     def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Tensor:
         assert cameras.native is not None
         assert cameras.condition.plan is not None
-        value = attn.to_v(hidden)
-        query = attn.norm_q(attn.to_q(hidden)).to(value.dtype)  # under autocast norms answer in float32
-        key = attn.norm_k(attn.to_k(hidden)).to(value.dtype)
-        q, k, v = (x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in (query, key, value))
+        q, k, v = projected(attn, hidden)
         cosine, sine = (self._parted(table.transpose(1, 2))[1] for table in cameras.native)
         out = attend(
             self._camera_first(q, cosine, sine),
@@ -67,10 +60,7 @@ class CarvedAttention(CameraProcessor):
             torch.cat(self._parted(v), dim=-1),
             cameras.condition.plan,
         )
-        out = self._in_place(out).transpose(1, 2).flatten(2)
-        for layer in attn.to_out:
-            out = layer(out)
-        return out
+        return out_layers(attn, self._in_place(out).transpose(1, 2).flatten(2))
 
     def _parted(self, x: Tensor) -> tuple[Tensor, Tensor]:  # [..., carved], [..., kept]
         parts = x.split(self.pieces, dim=-1)

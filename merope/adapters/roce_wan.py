@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
 from merope.adapters.conditioning import Carrier
-from merope.adapters.rerope import native_bands, rotated
+from merope.adapters.rerope import rotated
 from merope.adapters.told_processor import BlockSizes, ToldProcessor, applied, zero_linear
 from merope.adapters.wan_attention import attended, by_head
 from merope.encodings.additive import AdditiveFeatures
+from merope.encodings.rotary import wan_bands
 
 
 class RoCEAttention(ToldProcessor):
@@ -27,7 +28,7 @@ class RoCEAttention(ToldProcessor):
     def __init__(self, sizes: BlockSizes, features: AdditiveFeatures) -> None:
         super().__init__(sizes, features)
         self.heads = sizes.heads
-        time, row, column = native_bands(sizes.width // sizes.heads)
+        time, row, column = wan_bands(sizes.width // sizes.heads)
         self.time_pairs = time // 2
         pairs = sizes.heads * (row + column) // 2
         self.cam_embed = nn.Linear(features.channels, sizes.narrow)

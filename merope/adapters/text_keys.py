@@ -8,6 +8,7 @@ from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor
 
 from merope.adapters.stand_in import StandIn
+from merope.adapters.wan_attention import out_layers
 
 KEPT = "_merope_text_keys"
 """Where an embedded text on its way to the layers carries what they keep."""
@@ -48,14 +49,10 @@ class TextAttention(StandIn):
         kept = None if torch.compiler.is_compiling() else getattr(encoder_hidden_states, KEPT, None)
         is_plain = attn.add_k_proj is None and not getattr(attn, "fused_projections", False)
         if kept is None or not is_plain or torch.is_grad_enabled():
-            out: Tensor = self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
-            return out
+            return self.base(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
         if self.number not in kept:
             k, v = attn.norm_k(attn.to_k(encoder_hidden_states)), attn.to_v(encoder_hidden_states)
             kept[self.number] = k.unflatten(2, (attn.heads, -1)), v.unflatten(2, (attn.heads, -1))
         q = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
         attended = dispatch_attention_fn(q, *kept[self.number], backend=self._attention_backend)
-        attended = attended.flatten(2, 3).type_as(q)
-        for layer in attn.to_out:
-            attended = layer(attended)
-        return attended
+        return out_layers(attn, attended.flatten(2, 3).type_as(q))

@@ -1,14 +1,11 @@
 """What the ways of telling a block numbers of its cameras have in common; each way has a file of its own."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from merope.adapters.camera_attention import CameraProcessor
-from merope.adapters.conditioning import Carrier
 from merope.encodings.additive import AdditiveFeatures
 
 
@@ -38,34 +35,11 @@ class ToldProcessor(CameraProcessor):
         super().__init__()
 
 
-class ToldInput(ToldProcessor):
-    """The block's own self-attention, whatever it is, on an input that knows the cameras."""
-
-    def output(self, attn: Any, hidden: Tensor, cameras: Carrier, *args: Any, **kwargs: Any) -> Tensor:
-        features = cameras.condition.features
-        assert features is not None
-        out: Tensor = self.base(attn, self.told(hidden, features), *args, **kwargs)
-        return self.projected(out)
-
-    @abstractmethod
-    def told(
-        self,
-        hidden: Tensor,  # [B, N, width]
-        features: Tensor,  # [B or 1, N, channels]
-    ) -> Tensor:  # [B, N, width]
-        """The input that queries, keys and values are made of."""
-
-    def projected(self, out: Tensor) -> Tensor:  # [B, N, width] -> [B, N, width]
-        """What becomes of the output."""
-        return out
-
-
 def applied(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
     """layer(x) in the precision of the layer, or of autocast, as a tensor of a dtype."""
     if not torch.is_autocast_enabled(x.device.type):
         x = x.to(next(layer.parameters()).dtype)
-    out: Tensor = layer(x)
-    return out.to(dtype)
+    return layer(x).to(dtype)
 
 
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:

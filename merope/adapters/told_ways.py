@@ -10,11 +10,9 @@ from merope.adapters.batching import clips_of_batch
 from merope.adapters.camera_attention import plan_dtype
 from merope.adapters.conditioning import CameraCondition
 from merope.adapters.epipolar_wan import EpipolarAttention
-from merope.adapters.modulation_wan import ModulatedAttention
-from merope.adapters.motionctrl_wan import MotionCtrlAttention
 from merope.adapters.raype_wan import RayPEAttention
-from merope.adapters.recammaster_wan import ReCamMasterAttention
 from merope.adapters.roce_wan import RoCEAttention
+from merope.adapters.told_inputs import ModulatedAttention, MotionCtrlAttention, ReCamMasterAttention
 from merope.adapters.told_processor import ToldProcessor
 from merope.encodings.additive import AdditiveFeatures, LatitudeUp, RayFeatures
 from merope.encodings.epipolar_rays import EpipolarRays

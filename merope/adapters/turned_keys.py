@@ -6,14 +6,13 @@ turned keys of all layers, until the block is done. Fused kernels turn keys whil
 """
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from merope.attention.operators import Operator
 from merope.attention.plan import AttentionPlan
+from merope.attention.sdpa import by_block
 
 
 def can_keep(q: Tensor, plan: AttentionPlan) -> bool:
@@ -48,8 +47,8 @@ class TurnedKeys:
     def attend(self, layer: str, q: Tensor, plan: AttentionPlan) -> Tensor:  # [B, H, n, d] -> [B, H, n, d]
         """`merope.attend` with the kept keys."""
         keys, values = self._layers[layer]
-        groups = keys.shape[2]
-        turned = _with_operators(q[:, :, None], plan, transpose=True).squeeze(2)
+        groups, blocks = keys.shape[2], plan.for_heads(q.shape[1]).blocks
+        turned = by_block(q[:, :, None], blocks, lambda block, x: block.of_query(x, transpose=True)).squeeze(2)
         out = scaled_dot_product_attention(
             turned.unflatten(2, (groups, -1)).flatten(1, 2),
             keys.flatten(1, 2),
@@ -57,7 +56,9 @@ class TurnedKeys:
             scale=1 / math.sqrt(plan.head_dim),
         )
         out = out.unflatten(1, (-1, groups)).flatten(2, 3)
-        return _with_operators(out[:, :, None], plan, transpose=False).squeeze(2) if plan.transform_values else out
+        if not plan.transform_values:
+            return out
+        return by_block(out[:, :, None], blocks, lambda block, x: block.of_query(x)).squeeze(2)
 
 
 def _turned(x: Tensor, plan: AttentionPlan, tokens: slice) -> Tensor:  # [B, H, n, d] -> [B, H, groups, n, d]
@@ -65,20 +66,5 @@ def _turned(x: Tensor, plan: AttentionPlan, tokens: slice) -> Tensor:  # [B, H, 
     plan = plan.for_heads(x.shape[1])
     out = x[:, :, None].expand(-1, -1, plan.groups, -1, -1).clone()
     for block in plan.blocks:
-        out[..., block.channels] = _of_tokens(block.key, tokens).apply(out[..., block.channels])
+        out[..., block.channels] = block.key.of_tokens(tokens).apply(out[..., block.channels])
     return out
-
-
-def _with_operators(x: Tensor, plan: AttentionPlan, transpose: bool) -> Tensor:  # [B, H, 1, n, d]
-    """Queries before, or what was attended to after, the operators of the query side."""
-    out = x.clone()
-    for block in plan.for_heads(x.shape[1]).blocks:
-        if block.query is not None:
-            out[..., block.channels] = block.query.apply(x[..., block.channels], transpose)
-    return out
-
-
-def _of_tokens(operator: Operator, tokens: slice) -> Operator:
-    if operator.rows is not None:
-        return replace(operator, rows=operator.rows[tokens])
-    return replace(operator, table=operator.table[:, :, :, tokens])

@@ -18,6 +18,20 @@ def by_head(
     return q, k, v
 
 
+def projected(
+    attn: Any,
+    hidden: Tensor,  # [B, N, width]
+) -> tuple[Tensor, Tensor, Tensor]:  # [B, heads, N, head_dim] each
+    """Queries, keys and values of a self-attention of Wan, not rotated."""
+    if getattr(attn, "fused_projections", False):
+        q, k, v = attn.to_qkv(hidden).chunk(3, dim=-1)
+    else:
+        q, k, v = attn.to_q(hidden), attn.to_k(hidden), attn.to_v(hidden)
+    q, k = attn.norm_q(q).to(v.dtype), attn.norm_k(k).to(v.dtype)  # under autocast norms answer in float32
+    q, k, v = (x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return q, k, v
+
+
 def attended(
     attn: Any,
     q: Tensor,  # [B, N, heads, head_dim]
@@ -29,7 +43,11 @@ def attended(
     """Attention and its output layers."""
     _, mask, _ = args
     out = dispatch_attention_fn(q, k, v, attn_mask=mask, backend=backend)
-    out = out.flatten(2).type_as(q)
+    return out_layers(attn, out.flatten(2).type_as(q))
+
+
+def out_layers(attn: Any, x: Tensor) -> Tensor:  # [B, N, width]
+    """What comes behind the attention: a linear layer, and dropout."""
     for layer in attn.to_out:
-        out = layer(out)
-    return out
+        x = layer(x)
+    return x

@@ -47,7 +47,9 @@ def attend(
         if backend == "reference":
             return attend_reference(q, k, v, plan)
         if backend == "fused" or (backend == "auto" and _picks_fused(q, k, plan, memory_budget)):
-            _check_fused(q, plan)
+            reason = why_not_fused(q, plan)
+            if reason is not None:
+                raise invalid("backend", '"auto", "sdpa" or "reference" here', '"fused"', reason)
             from merope.attention.fused import attend_fused
 
             return attend_fused(q, k, v, plan, memory_budget)
@@ -71,8 +73,7 @@ def _fits(q: Tensor, k: Tensor, plan: AttentionPlan, memory_budget: int) -> bool
 
     if hopper_for(q, plan) is not None:
         return True
-    needed = bytes_per_camera(k, carried_width(plan), torch.is_grad_enabled(), sees_in_parts(plan))
-    return needed <= memory_budget
+    return bytes_per_camera(k, carried_width(plan), torch.is_grad_enabled(), sees_in_parts(plan)) <= memory_budget
 
 
 def make_ready(plan: AttentionPlan, dtype: torch.dtype) -> None:
@@ -85,12 +86,6 @@ def make_ready(plan: AttentionPlan, dtype: torch.dtype) -> None:
         from merope.attention import fused
 
         fused.make_ready(like, plan)
-
-
-def _check_fused(q: Tensor, plan: AttentionPlan) -> None:
-    reason = why_not_fused(q, plan)
-    if reason is not None:
-        raise invalid("backend", '"auto", "sdpa" or "reference" here', '"fused"', reason)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:

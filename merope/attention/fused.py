@@ -103,8 +103,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget:
     if learns_tables(plan):
         return _attend_learning(q, k, v, plan, memory_budget)
     tensors, numbers = prepared(plan, q.dtype).pack()
-    out: Tensor = _forward(q, k, v, tensors, numbers, memory_budget)[0]
-    return out.transpose(1, 2)
+    return _forward(q, k, v, tensors, numbers, memory_budget)[0].transpose(1, 2)
 
 
 @torch.library.custom_op("merope::attend_forward", mutates_args=())
@@ -209,8 +208,7 @@ _forward.register_autograd(_gradients, setup_context=_save)
 def _attend_learning(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, memory_budget: int) -> Tensor:
     """`_attend` with gradients of the plan's tables; outside of compiled graphs, where such plans are made."""
     learned, tables = learned_tables(plan)
-    out: Tensor = _Learning.apply(q, k, v, prepared(plan, q.dtype), learned, memory_budget, *tables)
-    return out.transpose(1, 2)
+    return _Learning.apply(q, k, v, prepared(plan, q.dtype), learned, memory_budget, *tables).transpose(1, 2)
 
 
 class _Learning(torch.autograd.Function):

@@ -25,14 +25,12 @@ def with_clamped_lengths(
     """Queries, keys and values that the plan's camera blocks make no longer than q, k and v are."""
     plan = plan.for_heads(q.shape[1])
 
-    def of_query(block: Block, x: Tensor) -> Tensor:
-        return x if block.query is None else block.query.apply(x, transpose=True)
-
     def of_key(block: Block, x: Tensor) -> Tensor:
         return block.key.apply(x)
 
     values = _clamped(v, plan, of_key) if plan.transform_values else v
-    return _clamped(q, plan, of_query), _clamped(k, plan, of_key), values
+    queries = _clamped(q, plan, lambda block, x: block.of_query(x, transpose=True))
+    return queries, _clamped(k, plan, of_key), values
 
 
 def _clamped(x: Tensor, plan: AttentionPlan, turned: Callable[[Block, Tensor], Tensor]) -> Tensor:  # [B, H, N, d]

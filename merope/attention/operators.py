@@ -99,6 +99,12 @@ class Operator:
             return replace(self, rows=run.seen(self.rows, 0))
         return replace(self, table=run.seen(self.table, 3))
 
+    def of_tokens(self, tokens: slice | Tensor) -> Self:  # int64 [n]
+        """The operator of some tokens."""
+        if self.rows is not None:
+            return replace(self, rows=self.rows[tokens])
+        return replace(self, table=self.table[:, :, :, tokens])
+
     def for_heads(self, heads: int, chosen: slice = slice(None)) -> Self:
         """The operator of the chosen of `heads` heads: a table of A head groups serves head h with group h·A // heads.
 

@@ -35,6 +35,10 @@ class Block:
         """The block with both operators changed."""
         return replace(self, query=None if self.query is None else change(self.query), key=change(self.key))
 
+    def of_query(self, x: Tensor, transpose: bool = False) -> Tensor:  # [B, H, G, N, C]
+        """O x (or Oᵀ x) on the channels of the block."""
+        return x if self.query is None else self.query.apply(x, transpose)
+
     @property
     def operators(self) -> tuple[Operator, ...]:
         return (self.key,) if self.query is None else (self.query, self.key)

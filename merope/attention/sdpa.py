@@ -72,11 +72,11 @@ def _attend_part(
 
 def _attend_cameras(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, chunk: int) -> Tensor:  # [B, H, Nq, d]
     """Every query as if it had a camera; rows of those that have none are not meaningful."""
-    turned = _by_block(q[:, :, None], plan.blocks, lambda block, x: _query(block, x, transpose=True)).squeeze(2)
+    turned = by_block(q[:, :, None], plan.blocks, lambda block, x: block.of_query(x, transpose=True)).squeeze(2)
     if plan.has_cameraless_keys:
         turned = torch.cat((turned, _camera_channels(q, plan)), dim=-1)
-    shared_k = _by_block(k[:, :, None], plan.blocks, _shared_key)
-    shared_v = _by_block(v[:, :, None], plan.blocks, _shared_key) if plan.transform_values else v[:, :, None]
+    shared_k = by_block(k[:, :, None], plan.blocks, _shared_key)
+    shared_v = by_block(v[:, :, None], plan.blocks, _shared_key) if plan.transform_values else v[:, :, None]
     outputs = [_attend_run(turned, k, v, shared_k, shared_v, plan, run, chunk) for run in plan.runs]
     out = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
     return _turn_back(out, plan) if plan.transform_values else out[..., : plan.head_dim]
@@ -139,11 +139,11 @@ def _expand(
         return block.key.at(slice(None), slice(None), groups).of_keys(run).apply(x[:, :, :1])  # all cameras' are alike
 
     seen = run.seen(shared, 3).expand(-1, -1, groups.stop - groups.start, -1, -1)
-    expanded = _by_block(seen, tuple(block for block in plan.blocks if block.key.groups > 1), key)
+    expanded = by_block(seen, tuple(block for block in plan.blocks if block.key.groups > 1), key)
     if not plan.has_cameraless_keys:
         return expanded
     has_camera = run.seen(plan.key_has_camera, 1)[:, None, None, :, None]
-    masked = _by_block(expanded, plan.camera_blocks, lambda block, x: torch.where(has_camera, x, 0))
+    masked = by_block(expanded, plan.camera_blocks, lambda block, x: torch.where(has_camera, x, 0))
     second = torch.where(has_camera, 0, _camera_channels(run.seen(plain, 2), plan)[:, :, None])
     return torch.cat((masked, second.expand(*masked.shape[:-1], -1)), dim=-1)
 
@@ -151,19 +151,19 @@ def _expand(
 def _turn_back(out: Tensor, plan: AttentionPlan) -> Tensor:  # [B, H, Nq, d'] -> [B, H, Nq, d]
     """O_a on the attended values; what came from keys without a camera is added as it is."""
     turned, second = out[:, :, None].split((plan.head_dim, out.shape[-1] - plan.head_dim), dim=-1)
-    turned = _by_block(turned, plan.blocks, lambda block, x: _query(block, x, transpose=False))
+    turned = by_block(turned, plan.blocks, lambda block, x: block.of_query(x))
     if plan.has_cameraless_keys:
         parts = iter(second.split([block.stop - block.start for block in plan.camera_blocks], dim=-1))
-        turned = _by_block(turned, plan.camera_blocks, lambda block, x: x + next(parts))
+        turned = by_block(turned, plan.camera_blocks, lambda block, x: x + next(parts))
     return turned.squeeze(2)
 
 
 def _attend_cameraless(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:  # [B, H, Nq, d]
     """Queries without a camera: only the blocks that are not about cameras act; other rows are zero."""
     blocks = tuple(block for block in plan.blocks if not block.camera)
-    queries = _by_block(q[:, :, None], blocks, lambda block, x: _query(block, x, transpose=True)).squeeze(2)
-    keys = _by_block(k[:, :, None], blocks, _shared_key).squeeze(2)
-    values = _by_block(v[:, :, None], blocks, _shared_key).squeeze(2) if plan.transform_values else v
+    queries = by_block(q[:, :, None], blocks, lambda block, x: block.of_query(x, transpose=True)).squeeze(2)
+    keys = by_block(k[:, :, None], blocks, _shared_key).squeeze(2)
+    values = by_block(v[:, :, None], blocks, _shared_key).squeeze(2) if plan.transform_values else v
     chosen, scale = plan.cameraless_queries, 1 / math.sqrt(plan.head_dim)
     some = []
     for run in plan.runs:
@@ -173,10 +173,10 @@ def _attend_cameraless(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> 
     out = torch.zeros_like(q).index_copy(2, chosen, torch.cat(some, dim=2))
     if not plan.transform_values:
         return out
-    return _by_block(out[:, :, None], blocks, lambda block, x: _query(block, x, transpose=False)).squeeze(2)
+    return by_block(out[:, :, None], blocks, lambda block, x: block.of_query(x)).squeeze(2)
 
 
-def _by_block(
+def by_block(
     x: Tensor,  # [..., d]
     blocks: tuple[Block, ...],
     change: Callable[[Block, Tensor], Tensor],
@@ -189,10 +189,6 @@ def _by_block(
         pieces += [x[..., reached : block.start], change(block, x[..., block.channels])]
         reached = block.stop
     return torch.cat((*pieces, x[..., reached:]), dim=-1)
-
-
-def _query(block: Block, x: Tensor, transpose: bool) -> Tensor:
-    return x if block.query is None else block.query.apply(x, transpose)
 
 
 def _shared_key(block: Block, x: Tensor) -> Tensor:
@@ -250,8 +246,7 @@ def _laid_out_bytes(operator: Operator, batch: int, heads: int, all_heads: int) 
 
 def _recomputed(attend: Callable[..., Tensor], *arguments: object) -> Tensor:
     """attend(*arguments), run again in the backward pass instead of keeping what it computes."""
-    out: Tensor = checkpoint(attend, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return out
+    return checkpoint(attend, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _in_training(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merope.commands.models import add_trajectory_option, key_and_value, seed, settings
+from merope.commands.models import add_path_options, key_and_value, seed, settings
 from merope.errors import invalid
 
 if TYPE_CHECKING:
@@ -32,13 +32,7 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     path.add_argument("--trajectory", type=Path, help="pose file or folder of any length (docs/formats.md)")
     where.add_argument("--speed", type=float, default=8.0, metavar="M/S", help="of the keys w and s (8)")
     where.add_argument("--yaw-rate", type=float, default=15.0, metavar="DEGREES/S", help="of the keys a and d (15)")
-    where.add_argument("--trajectory-format", metavar="NAME", help="needed only where the content fits several")
-    add_trajectory_option(where)
-    where.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
-    lens = where.add_mutually_exclusive_group()
-    lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
-    lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred lens")
-    where.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
+    add_path_options(where)
     start = parser.add_argument_group("where from")
     first = start.add_mutually_exclusive_group()
     first.add_argument("--prefix", type=Path, help="video or folder of images whose first frames the drive continues")
@@ -83,7 +77,11 @@ def _drive(options: argparse.Namespace, actions: Sequence[argparse.Action]) -> i
     from merope.generate.drive_command import drive, resume
     from merope.generate.drive_inputs import route_from_files
 
-    street = None if given["world"] is None else _street(given["world"], given["model"])
+    street = None
+    if given["world"] is not None:
+        from merope.demo.driven_street import Street
+
+        street = Street.of(given["world"], given["model"])
     config = _config(given, street)
     if options.resume:
         folder = resume(config)
@@ -124,7 +122,8 @@ def _resumed(given: dict[str, Any], actions: Sequence[argparse.Action]) -> dict[
     for name, value in now.items():
         said = value != json.loads(json.dumps(defaults[name], default=str))
         before = recorded.get(name, defaults[name])
-        if said and name not in MAY_CHANGE and not _is_same(name, value, before):
+        is_same = (_settled(str(value)) if name in ("model", "branch") else value) == before
+        if said and name not in MAY_CHANGE and not is_same:
             fix = "leave it out, or begin another drive in another folder"
             raise invalid(f"--{name.replace('_', '-')}", f"{before} as when the drive began", value, fix)
     paths = {name: Path(recorded[name]) for name in FILES if recorded.get(name) is not None}
@@ -145,16 +144,6 @@ def _may_be_said(action: argparse.Action, value: Any) -> bool:
     kinds = KINDS[action.type]
     is_listed = action.choices is None or value in action.choices
     return is_listed and all(type(each) in kinds for each in (value if action.nargs else [value]))
-
-
-def _is_same(name: str, now: object, before: object) -> bool:
-    return (_settled(str(now)) if name in ("model", "branch") else now) == before
-
-
-def _street(world: int, model: str | None) -> "Street":
-    from merope.demo.driven_street import Street
-
-    return Street.of(world, model)
 
 
 def _config(given: dict[str, Any], street: "Street | None") -> "DriveConfig":

@@ -112,6 +112,7 @@ def _recovered(
     from merope.evaluate.recover import built
     from merope.evaluate.trust import checked
     from merope.formats import read
+    from merope.geometry.lens_batches import resized
 
     if estimates is None:
         estimate = built(choice)(frames, lens)
@@ -120,14 +121,9 @@ def _recovered(
         if not files:
             return None
         estimate = PrecomputedEstimator(files[0])(frames, lens)
-        estimate = replace(estimate, lens=None if lens is not None else _scaled(read(files[0]).lens, frames))
+        known = None if lens is not None else read(files[0]).lens  # for images of that program's size
+        own = None if known is None else resized(known, frames.shape[2], frames.shape[1])
+        estimate = replace(estimate, lens=own)
     second = choice.second
     seen = lens if lens is not None else estimate.lens
     return checked(estimate, frames, None if second is None else lambda: built(second)(frames, seen))
-
-
-def _scaled(lens: "Lens | None", frames: "Tensor") -> "Lens | None":
-    """A lens that another program gave for images of its own size."""
-    from merope.geometry.lens_batches import resized
-
-    return None if lens is None else resized(lens, frames.shape[2], frames.shape[1])

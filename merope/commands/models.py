@@ -95,14 +95,8 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--out", type=Path, required=True, metavar="CLIP.mp4", help="other files are named after it")
     cameras = parser.add_argument_group("cameras")
     cameras.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
-    cameras.add_argument("--trajectory-format", metavar="NAME", help="needed only where the content fits several")
-    add_trajectory_option(cameras)
-    cameras.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
-    lens = cameras.add_mutually_exclusive_group()
-    lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
-    lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred lens")
+    lens = add_path_options(cameras)
     lens.add_argument("--rig", type=Path, metavar="FILE", help="rig file: all its views go along the path")
-    cameras.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
     how = parser.add_argument_group("how")
     how.add_argument("--steps", type=int, help="denoising steps: what the model was trained for, or 50")
     how.add_argument("--guidance", type=float, help="scale of text guidance (5, or 1 without a text encoder)")
@@ -148,6 +142,18 @@ def add_trajectory_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--trajectory-option", action="append", default=[], type=key_and_value, metavar="KEY=VALUE", help=about
     )
+
+
+def add_path_options(parser: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
+    """How a pose file is read, and the lens of its cameras; the group of options of which one names a lens."""
+    parser.add_argument("--trajectory-format", metavar="NAME", help="needed only where the content fits several")
+    add_trajectory_option(parser)
+    parser.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
+    parser.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
+    lens = parser.add_mutually_exclusive_group()
+    lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
+    lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred lens")
+    return lens
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,18 +28,18 @@ from merope.errors import invalid
 from merope.evaluate.discover import ClipName, Problem
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.metrics import PoseMetrics
-from merope.evaluate.record import Record, thumbnails
+from merope.evaluate.record import Record, Thumbnail, thumbnails
 from merope.evaluate.report import write_report
 from merope.evaluate.results import measure
 from merope.evaluate.run import versions
 from merope.evaluate.world_scores import Score, score_clip, score_floor
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import as_bytes, write_animation, write_image, write_video
+from merope.formats.video import write_animation, write_image, write_video
 from merope.formats.writing import require_writable
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.causal_clips import streamed_clip
+from merope.generate.causal_clips import made_clip
 from merope.generate.conditions import check_prefix_count
-from merope.generate.preflight import check_branch, check_model_weights, no_loading_bars, outline_model
+from merope.generate.preflight import ModelOutline, check_branch, check_model_weights, no_loading_bars, outline_model
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
 from merope.world.clips_file import CLIPS_FILE, EXAMPLE, read_clips
 from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
@@ -49,6 +49,7 @@ NEEDED = ("av", "PIL", "cv2")
 
 SHIPPED_MODEL = Path(__file__).parent / "world_model"
 WORLDS = HELD_OUT_SEEDS - FIRST_TEST_SEED
+METHOD = "generated"
 FLOOR_RATE_HZ = 4.0  # frames of a clip whose floor is measured: it takes as long as measuring the clip
 
 
@@ -102,11 +103,16 @@ class DemoConfig:
     @property
     def run_device(self) -> torch.device:
         """The device itself; one that is not there is refused."""
-        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        here = ["cpu", *(["cuda", *gpus] if gpus else [])]
-        if self.device not in ("auto", *here):
-            raise invalid("device", f"auto or, on this machine, {', '.join(here)}", repr(self.device), "use auto")
-        return torch.device(("cuda" if gpus else "cpu") if self.device == "auto" else self.device)
+        return device_here("device", self.device)
+
+
+def device_here(option: str, name: str) -> torch.device:
+    """A device of this machine, "auto" for the GPU if there is one."""
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    here = ["cpu", *(["cuda", *gpus] if gpus else [])]
+    if name not in ("auto", *here):
+        raise invalid(option, f"auto or, on this machine, {', '.join(here)}", repr(name), "use auto")
+    return torch.device(("cuda" if gpus else "cpu") if name == "auto" else name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +154,10 @@ def run(config: DemoConfig) -> list[Drive]:
         import_module(package)
     device = config.run_device
     require_writable("--out", config.out.absolute())
-    _check_model(config.model, config.clips)
+    if not config.model.is_dir():
+        missing = "install the package again, or pass --model FOLDER"
+        raise FileNotFoundError(f"model folder {config.model} is missing; {missing}")
+    check_model("model", config.model, config.model / "branch", config.clips)
     given = None if config.trajectory is None else given_path(config.trajectory, config.clips, config.assume_metric)
     paths = WorldTest().paths(config.clips, config.world_seed) if given is None else {"trajectory": given}
     notes = beyond_training(given, config.clips, config.trained[0])
@@ -166,25 +175,29 @@ def run(config: DemoConfig) -> list[Drive]:
     return drives
 
 
-def _check_model(folder: Path, clips: WorldClips) -> None:
-    """Refuse a folder that is missing or incomplete, or a model that cannot make clips of this size and lens."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"model folder {folder} is missing; install the package again, or pass --model FOLDER")
+def check_model(name: str, folder: Path, branch: Path, clips: WorldClips) -> ModelOutline:
+    """Refuse a folder that is incomplete, or a model that cannot make clips of this size and lens; its outline."""
     outline = outline_model(str(folder.absolute()))
     if outline.strides.pixels > 1 and not (folder / CLIPS_FILE).is_file():
         fix = f"write what its clips are like, such as {EXAMPLE}"
-        raise invalid("model", f"a folder with {CLIPS_FILE}, as every model with a VAE needs", str(folder), fix)
+        raise invalid(name, f"a folder with {CLIPS_FILE}, as every model with a VAE needs", str(folder), fix)
     outline.strides.check(clips.height, clips.width, clips.frames)
     check_prefix_count(clips.prefix_frames, outline.strides, clips.frames)
-    check_branch(str(folder.absolute() / "branch"), outline, clips.cameras([0]))
+    check_branch(str(branch.absolute()), outline, clips.cameras([0]))
     check_model_weights(outline)
+    return outline
 
 
-def loaded(folder: Path, device: torch.device) -> CameraVideoPipeline:
-    """The model with its branch, in float32 however it is stored."""
+def loaded(
+    folder: Path,
+    device: torch.device,
+    branch: Path | None = None,  # by default branch/ in the model's folder
+    dtype: torch.dtype | dict[str, torch.dtype] = torch.float32,  # however it is stored
+) -> CameraVideoPipeline:
+    """The model with its branch."""
     with no_loading_bars():  # it takes a second
-        pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(folder, dtype=torch.float32)
-        load_branch(pipeline.transformer, folder / "branch")
+        pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(str(folder.absolute()), dtype=dtype)
+        load_branch(pipeline.transformer, str((branch or folder / "branch").absolute()))
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 
@@ -193,32 +206,23 @@ def generated(
     pipeline: CameraVideoPipeline, clip: CommandedClip, config: DemoConfig, which: str
 ) -> Tensor:  # uint8 [T, H, W, 3]
     """Continue the prefix of a clip along its cameras. Paths share the noise, so that only the command differs."""
-    clips, prefix = config.clips, clip.true[: config.clips.prefix_frames]
-    sampling: dict[str, Any] = {"num_inference_steps": config.run_steps, "guidance_scale": 1.0}
+    clips = config.clips
 
-    def tell(done: int, all_of_them: int, what: str) -> None:
-        show_line(f"driving {clip.manoeuvre} ({which}): {what} {done} of {all_of_them}", keep=done == all_of_them)
+    def tell(done: int, of: int) -> None:
+        show_line(f"driving {clip.manoeuvre} ({which}): step {done} of {of}", keep=done == of)
 
-    def report(_: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        tell(step + 1, config.run_steps, "step")
-        return tensors
-
-    if pipeline.causal_block_frames is not None:
-        tell_frames = partial(tell, all_of_them=clips.frames, what="frame")
-        return streamed_clip(pipeline, clips.frames, clip.cameras, prefix, tell_frames, seed=config.seed, **sampling)
-    frames = pipeline(
-        cameras=clip.cameras,
-        prefix=prefix,
+    return made_clip(
+        pipeline,
+        clips.frames,
+        clip.cameras,
+        clip.true[: clips.prefix_frames],
+        tell,
+        seed=config.seed,
         height=clips.height,
         width=clips.width,
-        num_frames=clips.frames,
-        generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
-        output_type="pt",
-        return_dict=False,
-        callback_on_step_end=report,
-        **sampling,
+        num_inference_steps=config.run_steps,
+        guidance_scale=1.0,
     )[0]
-    return as_bytes(frames[0].movedim(1, -1)).cpu()
 
 
 def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  # uint8 [T, H, W, 3]
@@ -226,25 +230,37 @@ def measured(clip: CommandedClip, video: Tensor, clips: WorldClips) -> Drive:  #
     show_line(f"recovering the path of {clip.manoeuvre}")
     score = score_clip(clip, video, clips.prefix_frames)
     name = ClipName(f"world-{clip.seed - FIRST_TEST_SEED}", clip.manoeuvre)
-    found, count = int(score.valid.sum()), len(score.valid)
+    path = clip.cameras.world_from_camera
+    record = recovered_record(name, path, score.recovered, score.valid, thumbnails(video))
+    every = max(round(clips.frame_rate_hz / FLOOR_RATE_HZ), 1)
+    return Drive(clip, video, record, score, score_floor(clip, clips.prefix_frames, every))
+
+
+def recovered_record(
+    clip: ClipName,
+    commanded: Tensor,  # [T, 4, 4]
+    recovered: Tensor,  # [T, 4, 4]
+    valid: Tensor,  # bool [T]
+    pictures: tuple[Thumbnail, ...],
+) -> Record:
+    """What the report shows of a generated video, in metres on both sides."""
+    found, count = int(valid.sum()), len(valid)
     problems = []
     if found < count:
         kind = "recovery failed" if found < 2 else "partial recovery"
-        problems.append(Problem("generated", str(name), kind, f"{found} of {count} frames have a pose"))
-    record = Record(
-        method="generated",
-        clip=name,
-        commanded=clip.cameras.world_from_camera,
-        recovered=score.recovered,
-        valid=score.valid,
+        problems.append(Problem(METHOD, str(clip), kind, f"{found} of {count} frames have a pose"))
+    return Record(
+        method=METHOD,
+        clip=clip,
+        commanded=commanded,
+        recovered=recovered,
+        valid=valid,
         is_metric=True,
         command_is_metric=True,
         estimator=RenderAnchoredEstimator.name,
         problems=tuple(problems),
-        thumbnails=thumbnails(video),
+        thumbnails=pictures,
     )
-    every = max(round(clips.frame_rate_hz / FLOOR_RATE_HZ), 1)
-    return Drive(clip, video, record, score, score_floor(clip, clips.prefix_frames, every))
 
 
 def table(drives: Sequence[Drive]) -> str:
@@ -291,7 +307,13 @@ def write(config: DemoConfig, drives: Sequence[Drive], notes: Sequence[str], wal
         write_image(poster(films), aside / "poster.png")
         records = [replace(drive.record, video=aside / "clips" / f"{drive.name}.mp4") for drive in drives]
         write_report(measure(records, [], settings | _floors(drives), versions()), aside / "report.html")
-        document = _document(settings, drives, notes, wall_s)
+        document = {
+            "settings": settings,
+            "notes": list(notes),
+            "paths": {drive.name: drive.numbers() for drive in drives},
+            "wall_s": {name: round(value, 2) for name, value in wall_s.items()},
+            "versions": versions(),
+        }
         (aside / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         (config.out / "clips").mkdir(exist_ok=True)
         for made in sorted(file for file in aside.rglob("*") if file.is_file()):
@@ -325,15 +347,3 @@ def _camera_file(drive: Drive, rate_hz: float) -> Trajectory:
     times_s = torch.arange(cameras.count, dtype=torch.float64) / rate_hz
     convention = "commanded path of merope demo"
     return Trajectory(cameras.world_from_camera, True, convention, times_s, cameras.lens, name=drive.name)
-
-
-def _document(
-    settings: Mapping[str, Any], drives: Sequence[Drive], notes: Sequence[str], wall_s: Mapping[str, float]
-) -> dict[str, object]:
-    return {
-        "settings": dict(settings),
-        "notes": list(notes),
-        "paths": {drive.name: drive.numbers() for drive in drives},
-        "wall_s": {name: round(value, 2) for name, value in wall_s.items()},
-        "versions": versions(),
-    }

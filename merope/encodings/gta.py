@@ -21,7 +21,23 @@ from merope.geometry.poses import inverse, rigid
 
 
 @dataclass(frozen=True)
-class GTA(Encoding):
+class HalfCameraEncoding(Encoding):
+    """What GTA, PRoPE and UCPE share: 4×4 matrices on one half of the head, rotary phases on the other."""
+
+    translation_scale: float = 1.0
+    rope_base: float = 100.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_head_dim(self.head_dim, 8)
+        if not 0 <= self.translation_scale < math.inf:  # 0 is rotation alone
+            fix = "fit it with merope.encodings.scale.translation_scale"
+            raise invalid("translation_scale", "finite and at least 0", self.translation_scale, fix)
+        check_positive("rope_base", self.rope_base)
+
+
+@dataclass(frozen=True)
+class GTA(HalfCameraEncoding):
     """U = T_i⁻¹ T_j on the first half of the head, phases of columns and rows on the second.
 
     translation_scale multiplies all translations, once for a whole data set (this method needs its numbers near 1);
@@ -31,15 +47,7 @@ class GTA(Encoding):
         code (`so2_block`), for which `rope_base` has no effect.
     """
 
-    translation_scale: float = 1.0
-    rope_base: float = 100.0
     image_plane: Literal["rope", "so2"] = "rope"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_head_dim(self.head_dim, 8)
-        check_translation_scale(self.translation_scale)
-        check_positive("rope_base", self.rope_base)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks; camera and SO(2) blocks with image_plane "so2"."""
@@ -50,13 +58,6 @@ class GTA(Encoding):
         half = self.head_dim // 2
         camera = homogeneous_block(half, query, query_matrices, key, key_matrices)
         return camera, so2_block(half, half, query, key)
-
-
-def check_translation_scale(scale: float) -> None:
-    """Refuse scales that are no scale; 0 is rotation alone."""
-    if not 0 <= scale < math.inf:
-        fix = "fit it with merope.encodings.scale.translation_scale"
-        raise invalid("translation_scale", "finite and at least 0", scale, fix)
 
 
 def scaled_poses(

@@ -7,17 +7,15 @@ import torch
 from torch import Tensor
 
 from merope.attention.plan import Block
-from merope.encodings.gta import check_translation_scale, half_camera_blocks, scaled_poses
+from merope.encodings.gta import HalfCameraEncoding, half_camera_blocks, scaled_poses
 from merope.encodings.intrinsics import normalised_intrinsics, paraxial, pinhole
-from merope.encodings.protocol import Encoding
-from merope.encodings.rotary import check_head_dim, check_positive
 from merope.encodings.tokens import Tokens
 from merope.geometry.lenses import Pinhole
 from merope.geometry.poses import inverse
 
 
 @dataclass(frozen=True)
-class PRoPE(Encoding):
+class PRoPE(HalfCameraEncoding):
     """U = P_i P_j⁻¹ on the first half of the head, rotary phases over columns and rows on the last two quarters.
 
     P = lift(K) T⁻¹ takes the origin's frame to the normalised image: K has focal lengths and principal point in units
@@ -30,15 +28,7 @@ class PRoPE(Encoding):
         as the lens does around its axis; False leaves K out, which is GTA's camera block, for any lens.
     """
 
-    translation_scale: float = 1.0
-    rope_base: float = 100.0
     intrinsics: bool | Literal["paraxial"] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_head_dim(self.head_dim, 8)
-        check_translation_scale(self.translation_scale)
-        check_positive("rope_base", self.rope_base)
 
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:
         """Camera, column and row blocks: O = lift(K) T⁻¹, K-side = T lift(K⁻¹), both in closed form."""

@@ -26,6 +26,12 @@ def check_positive(name: str, value: float, fix: str = "10000 is the base of mos
         raise invalid(name, "positive and finite", value, fix)
 
 
+def wan_bands(head_dim: int) -> tuple[int, int, int]:
+    """Channels of Wan's rotary bands in a head: row and column 2·⌊d/6⌋ each, time the rest (128: 44, 42, 42)."""
+    axis = 2 * (head_dim // 6)
+    return head_dim - 2 * axis, axis, axis
+
+
 def rotary_frequencies(
     channels: int, base: float, device: torch.device | None = None
 ) -> Tensor:  # [channels / 2] float64, radians per position

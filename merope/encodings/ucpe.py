@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from merope.attention.plan import Block
-from merope.encodings.gta import check_translation_scale, half_camera_blocks, scaled_poses
-from merope.encodings.protocol import Encoding
-from merope.encodings.rotary import check_head_dim, check_positive
+from merope.encodings.gta import HalfCameraEncoding, half_camera_blocks, scaled_poses
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.poses import inverse, rigid
@@ -21,7 +19,7 @@ PATCH_CENTRE = (0.5, 0.5)
 
 
 @dataclass(frozen=True)
-class UCPE(Encoding):
+class UCPE(HalfCameraEncoding):
     """U = D_a D_b⁻¹ on the first half of the head, rotary phases over columns and rows on the last two quarters.
 
     D_a takes the origin's frame to the frame of token a's ray: at the camera's centre, z along the ray, x level in the
@@ -35,15 +33,10 @@ class UCPE(Encoding):
         of its camera.
     """
 
-    translation_scale: float = 1.0
-    rope_base: float = 100.0
     ray_offset: tuple[float, float] = PATCH_CENTRE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_head_dim(self.head_dim, 8)
-        check_translation_scale(self.translation_scale)
-        check_positive("rope_base", self.rope_base)
         if any(not 0 <= fraction <= 1 for fraction in self.ray_offset):
             fix = "(0.5, 0.5) is the centre of the patch"
             raise invalid("ray_offset", "two fractions in [0, 1], x and y", self.ray_offset, fix)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from merope.attention.plan import Block
 from merope.encodings.gta import homogeneous_block, scaled_poses
-from merope.encodings.rotary import phase_block, rotary_frequencies
+from merope.encodings.rotary import phase_block, rotary_frequencies, wan_bands
 from merope.encodings.tokens import Tokens
 from merope.encodings.ucpe import UCPE
 from merope.geometry.poses import inverse
@@ -51,15 +51,9 @@ class UCPEClamped(UCPE):
     def _phases(self, tokens: Tokens) -> Tensor:  # [B, N, head_dim / 4]
         """Phases of time, row and column, with the first frequencies of Wan's bands of the whole head."""
         time, column, row = tokens.positions.unbind(-1)
-        bands, kept = _pairs(self.head_dim), _pairs(self.head_dim // 2)
+        bands, kept = wan_bands(self.head_dim), wan_bands(self.head_dim // 2)
         per_axis = [
-            position[..., None] * rotary_frequencies(2 * band, self.rope_base, position.device)[:count]
+            position[..., None] * rotary_frequencies(band, self.rope_base, position.device)[: count // 2]
             for position, band, count in zip((time, row, column), bands, kept, strict=True)
         ]
         return torch.cat(per_axis, dim=-1)
-
-
-def _pairs(channels: int) -> tuple[int, int, int]:
-    """Pairs of Wan's bands for time, row and column in so many channels."""
-    axis = channels // 6
-    return channels // 2 - 2 * axis, axis, axis

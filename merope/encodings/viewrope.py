@@ -7,7 +7,7 @@ from torch import Tensor
 from merope.attention.plan import Block
 from merope.encodings.protocol import Encoding
 from merope.encodings.ray_frames import ray_rotation_block
-from merope.encodings.rotary import check_positive, phase_block, rotary_phases
+from merope.encodings.rotary import check_positive, phase_block, rotary_phases, wan_bands
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 
@@ -40,8 +40,7 @@ class ViewRope(Encoding):
     @property
     def band_channels(self) -> tuple[int, int, int]:
         """Channels of Wan's bands for (time, row, column), before the carving."""
-        axis = 2 * (self.head_dim // 6)
-        return self.head_dim - 2 * axis, axis, axis
+        return wan_bands(self.head_dim)
 
     @property
     def time_pairs(self) -> int:

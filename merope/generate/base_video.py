@@ -32,29 +32,11 @@ class BaseVideo(FrameCoding):
 
     def __init__(self, pipe: DiffusionPipeline) -> None:
         self.pipe: Any = pipe
+        self.transformer, self.vae, self.text_encoder = self.pipe.transformer, self.pipe.vae, self.pipe.text_encoder
+        self.scheduler, self.config = self.pipe.scheduler, self.pipe.config
         self.transformers: dict[str, Any] = dict(transformers_of(pipe))
         self.family = family_of(self.transformer)
         self.strides = VideoStrides.of_family(self.family, self.transformer.config, self.vae)
-
-    @property
-    def transformer(self) -> Any:
-        return self.pipe.transformer
-
-    @property
-    def vae(self) -> Any:
-        return self.pipe.vae
-
-    @property
-    def text_encoder(self) -> Any:
-        return self.pipe.text_encoder
-
-    @property
-    def scheduler(self) -> Any:
-        return self.pipe.scheduler
-
-    @property
-    def config(self) -> Any:
-        return self.pipe.config
 
     def to(self, device: torch.device | str) -> None:
         """Move all parts."""

@@ -104,16 +104,13 @@ def for_clip(source: PathSource, trajectory: Trajectory) -> Trajectory:
         fix = f"use a longer path, of {clip_s:.3g} s or more"
         raise invalid(str(source.file), f"{source.frames} frames long at {source.fps:g} fps", got, fix)
     if path.count > source.frames:
-        lasts = f"{source.file} lasts {_duration_s(trajectory, source.fps):.3g} s"
+        times_s = trajectory.timestamps_s
+        path_s = (trajectory.count - 1) / source.fps if times_s is None else float(times_s[-1] - times_s[0])
+        lasts = f"{source.file} lasts {path_s:.3g} s"
         others = "cut off its beginning to drive another part; merope drive makes all of it"
         say(f"{lasts}; the clip is its first {clip_s:.3g} s; {others}")
     path = first_frames(path, source.frames)
     return replace(path, lens=_scaled_lens(source, path.lens))
-
-
-def _duration_s(trajectory: Trajectory, fps: float) -> float:
-    times_s = trajectory.timestamps_s
-    return (trajectory.count - 1) / fps if times_s is None else float(times_s[-1] - times_s[0])
 
 
 def at_frame_rate(trajectory: Trajectory, fps: float, most: int) -> Trajectory:

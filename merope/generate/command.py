@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from merope import formats
 from merope.draw.birdseye import birdseye_image
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import as_bytes, write_image, write_video
+from merope.formats.video import write_image, write_video
 from merope.formats.writing import replace_text, require_writable
 from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
 from merope.geometry.cameras import Cameras
@@ -47,7 +47,9 @@ def generate(config: GenerateConfig) -> Path:
     outline = checked_model(config, path, own_pipeline=True)
     config = _settled(config, outline)
     prefix = None if config.prefix is None else read_prefix(config, outline)
-    frames, pipeline, loaded_s = (_made if outline.pipeline is None else _made_by_own)(config, outline, path, prefix)
+    pipeline = load_pipeline(config) if outline.pipeline is None else _load_own(config, outline)
+    loaded_s = time.perf_counter()
+    frames = _made(pipeline, config, path, prefix)
     sampled_s = time.perf_counter()
     _write_clip(config, path, frames, 0 if prefix is None else prefix.shape[-4])
     seconds = {"load": loaded_s - start_s, "generate": sampled_s - loaded_s, "all": time.perf_counter() - start_s}
@@ -134,68 +136,63 @@ def load_pipeline(config: GenerateConfig, vae_dtype: torch.dtype = torch.float32
     """Model and branch on their device."""
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
-    from merope.adapters.attachment import load_branch
     from merope.generate.camera_video import CameraVideoPipeline
+
+    return load_parts(CameraVideoPipeline, WanTransformer3DModel, config, vae_dtype)
+
+
+def load_parts(pipeline: type[Any], transformer: type[Any], config: GenerateConfig, vae_dtype: torch.dtype) -> Any:
+    """A pipeline of diffusers with the transformer of a config, its branches attached, on its device."""
+    from merope.adapters.attachment import load_branch
 
     dtype = getattr(torch, config.run_dtype)
     parts = {}
     if config.transformer is not None:
-        parts["transformer"] = WanTransformer3DModel.from_pretrained(config.transformer, dtype=dtype)
-    pipeline: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(
-        config.model, dtype={"default": dtype, "vae": vae_dtype}, **parts
-    )
+        parts["transformer"] = transformer.from_pretrained(config.transformer, dtype=dtype)
+    pipe = pipeline.from_pretrained(config.model, dtype={"default": dtype, "vae": vae_dtype}, **parts)
     if config.has_branch:
-        load_branch(pipeline.transformer, config.branch)
+        load_branch(pipe, config.branch)
     if config.offload:
-        pipeline.enable_model_cpu_offload(device=config.run_device)
+        pipe.enable_model_cpu_offload(device=config.run_device)
     else:
-        pipeline.to(config.run_device)
-    return pipeline
+        pipe.to(config.run_device)
+    return pipe
 
 
-Made = tuple[Tensor, "CameraVideoPipeline | BaseVideo", float]
-"""Frames of a clip, uint8 [T, H, W, 3], what made them, and when that was loaded."""
+def _load_own(config: GenerateConfig, outline: "ModelOutline") -> "BaseVideo":
+    """A model in its own pipeline. The VAE stays in float32 where that lets it."""
+    from merope.generate.base_video import BaseVideo
+
+    assert outline.pipeline is not None
+    of_vae = torch.float32 if outline.family.casts_latents else getattr(torch, config.run_dtype)
+    return BaseVideo(load_parts(outline.pipeline, type(outline.transformer), config, of_vae))
 
 
-def _made(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
-    pipeline = load_pipeline(config)
-    loaded_s = time.perf_counter()
-    sample = _sampled if pipeline.causal_block_frames is None else _streamed
-    return sample(pipeline, config, path, prefix), pipeline, loaded_s
-
-
-def _made_by_own(config: GenerateConfig, outline: "ModelOutline", path: Trajectory, prefix: Tensor | None) -> Made:
-    """In the model's own pipeline, which begins a clip as it can."""
-    from merope.generate.own_pipeline import load_own, own_frames
-
-    pipeline = load_own(config, outline)
-    loaded_s = time.perf_counter()
-    return own_frames(pipeline, config, path_cameras(path), prefix)[None], pipeline, loaded_s
-
-
-def _sampled(
-    pipeline: "CameraVideoPipeline",
+def _made(
+    pipeline: "CameraVideoPipeline | BaseVideo",
     config: GenerateConfig,
     path: Trajectory,
     prefix: Tensor | None,  # uint8 [(views,) T0, H, W, 3]
 ) -> Tensor:  # uint8 [views, T, H, W, 3]
-    assert config.steps is not None, "settled"
-    output = pipeline(
+    from merope.generate.base_video import BaseVideo
+    from merope.generate.causal_clips import made_clip
+    from merope.generate.own_pipeline import own_frames
+
+    if isinstance(pipeline, BaseVideo):
+        return own_frames(pipeline, config, path_cameras(path), prefix)[None]
+    return made_clip(
+        pipeline,
+        config.frames,
+        clip_cameras(config, path) if config.has_branch else None,
+        prefix,
+        seed=config.seed,
         prompt=config.prompt,
         negative_prompt=config.negative_prompt,
-        cameras=clip_cameras(config, path) if config.has_branch else None,
-        prefix=prefix,
         height=config.height,
         width=config.width,
-        num_frames=config.frames,
         num_inference_steps=config.steps,
         guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
-        generator=torch.Generator("cpu").manual_seed(config.seed),  # the same noise on every machine
-        output_type="pt",
-        return_dict=False,
     )
-    frames: Tensor = output[0]  # [views, T, 3, H, W] in [0, 1]
-    return as_bytes(frames.float().movedim(2, -1)).cpu()
 
 
 def clip_cameras(config: GenerateConfig, path: Trajectory) -> Cameras:
@@ -212,31 +209,6 @@ def _view_paths(config: GenerateConfig, path: Trajectory) -> list[Trajectory]:
         replace(path, world_from_camera=path.world_from_camera @ pose, lens=picked_view(rig.lens, rig.views, view))
         for view, pose in enumerate(rig.rig_from_camera)
     ]
-
-
-def _streamed(
-    pipeline: "CameraVideoPipeline",
-    config: GenerateConfig,
-    path: Trajectory,
-    prefix: Tensor | None,  # uint8 [T0, H, W, 3]
-) -> Tensor:  # uint8 [1, T, H, W, 3]
-    """The clip of a causal model, which makes one block after the other."""
-    from merope.generate.causal_clips import streamed_clip
-
-    frames = streamed_clip(
-        pipeline,
-        config.frames,
-        path_cameras(path) if config.has_branch else None,
-        prefix,
-        prompt=config.prompt,
-        negative_prompt=config.negative_prompt,
-        height=config.height,
-        width=config.width,
-        num_inference_steps=config.steps,
-        guidance_scale=text_guidance(config, pipeline.text_encoder is not None),
-        seed=config.seed,
-    )
-    return frames[None]
 
 
 def path_cameras(path: Trajectory) -> Cameras:

@@ -100,10 +100,14 @@ def check_prefix(
 ) -> None:
     """Refuse a prefix that does not fill latent frames, is of another size, or leaves nothing to generate."""
     check_prefix_count(frames.shape[1], strides, num_frames)
-    if frames.shape[2:4] != (height, width):
-        got = f"{frames.shape[3]}×{frames.shape[2]}"
+    check_size("prefix", tuple(frames.shape[2:4]), height, width)
+
+
+def check_size(name: str, got: tuple[int, ...], height: int, width: int) -> None:
+    """Refuse pictures, or a lens for pictures, of another height and width than the video's."""
+    if got != (height, width):
         fix = "scale the frames, and the lens alike with merope.geometry.lens_batches.resized"
-        raise invalid("prefix", f"of {width}×{height}, the size of the video", got, fix)
+        raise invalid(name, f"of {width}×{height}, the size of the video", f"{got[1]}×{got[0]}", fix)
 
 
 def batch_size(

@@ -1,9 +1,7 @@
 """`merope drive`: a path of any length, or the keys of a game, to a video that grows while it is made."""
 
-import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,8 +152,10 @@ def _drive_on(
 
     A last block that the path does not fill is driven with its last camera held; the video ends with the path.
     """
+    from merope.generate.causal_clips import blocks_left
+
     began_s, drive_s = time.perf_counter(), 0.0
-    total = stream.blocks + _blocks_left(stream, path.count)
+    total = stream.blocks + blocks_left(stream, path.count)
     progress = ProgressLine("driving", total, "blocks", before=stream.blocks)
     try:
         while stream.frames < path.count:
@@ -174,21 +174,8 @@ def _drive_on(
         folder.close(path, {"load": load_s, "drive": drive_s, "keep": keep_s})
 
 
-def _blocks_left(stream: "CameraStream", frames: int) -> int:
-    after_next = max(0, frames - stream.frames - stream.block_frames)  # the next one may be shorter than the others
-    return 1 + math.ceil(after_next / (stream.settings.block * stream.pipe.strides.frames))
-
-
 def held_cameras(path: Trajectory, first: int, count: int) -> Cameras:
     """Cameras of a path from a frame on; after its end the last one stays."""
     frames = torch.arange(first, first + count).clamp_max(path.count - 1)
     assert path.lens is not None
-    return path_cameras(
-        replace(
-            path,
-            world_from_camera=path.world_from_camera[frames],
-            lens=picked(path.lens, frames),
-            timestamps_s=None,
-            frame_names=None,
-        )
-    )
+    return Cameras(path.world_from_camera[frames], picked(path.lens, frames))

@@ -9,7 +9,7 @@ from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.history import HistoryReferences
 from merope.curation.retrieve import HISTORY_TIME_TAG
 from merope.errors import invalid
-from merope.generate.conditions import Frames, prefix_tensor
+from merope.generate.conditions import Frames, check_size, prefix_tensor
 from merope.geometry.cameras import Cameras
 
 
@@ -40,10 +40,8 @@ def check_history(
 def _check_images(history: HistoryReferences, height: int, width: int, latent_frames: int) -> None:
     """Refuse images of another size, and matches with frames that the clip does not have."""
     lens, size = history.posed.lens, tuple(history.latents.shape[-2:])
-    for name, got in (("frames", size), ("cameras.lens", (lens.height, lens.width))):
-        if got != (height, width):
-            fix = "scale the images, and the lens alike with merope.geometry.lens_batches.resized"
-            raise invalid(f"history.{name}", f"of {width}×{height}, the size of the video", f"{got[1]}×{got[0]}", fix)
+    check_size("history.frames", size, height, width)
+    check_size("history.cameras.lens", (lens.height, lens.width), height, width)
     matched = history.moments - HISTORY_TIME_TAG
     if not bool(((matched >= 0) & (matched < latent_frames)).all()):
         fix = f"give latent frames; {HISTORY_TIME_TAG:g} is added to them"

@@ -86,20 +86,9 @@ class GenerateConfig:
 
     def path_source(self) -> PathSource:
         """How the clip's cameras are read."""
-        return PathSource(
-            file=self.trajectory,
-            frames=self.frames,
-            fps=self.fps,
-            height=self.height,
-            width=self.width,
-            format=self.trajectory_format,
-            options=self.trajectory_options,
-            assume_metric=self.assume_metric,
-            lens=self.lens,
-            fov_deg=self.fov_deg,
-            xi=self.xi,
-            rig=self.rig,
-        )
+        names = ("frames", "fps", "height", "width", "assume_metric", "lens", "fov_deg", "xi", "rig")
+        same = {name: getattr(self, name) for name in names}
+        return PathSource(file=self.trajectory, format=self.trajectory_format, options=self.trajectory_options, **same)
 
     def _check_outputs(self) -> None:
         """Refuse a name for the clip under which one of its files would replace an input."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from merope.adapters.attachment import cameras as giving_cameras
-from merope.adapters.attachment import load_branch
 from merope.adapters.families.facts import Family
 from merope.errors import invalid
 from merope.formats.video import as_bytes
@@ -117,24 +116,6 @@ def possible_start(family: Family, config: Mapping[str, Any], arguments: Mapping
         return "given"
     can_be_clean = family.timesteps != "clip" and not family.image_channels(config)
     return "clean" if can_be_clean and "callback_on_step_end" in arguments else "text"
-
-
-def load_own(config: GenerateConfig, outline: ModelOutline) -> BaseVideo:
-    """Model and branches on their device. The VAE stays in float32 where the pipeline lets it."""
-    dtype = getattr(torch, config.run_dtype)
-    parts = {}
-    if config.transformer is not None:
-        parts["transformer"] = type(outline.transformer).from_pretrained(config.transformer, dtype=dtype)
-    of_vae = torch.float32 if outline.family.casts_latents else dtype
-    assert outline.pipeline is not None
-    pipe = outline.pipeline.from_pretrained(config.model, dtype={"default": dtype, "vae": of_vae}, **parts)
-    if config.has_branch:
-        load_branch(pipe, config.branch)
-    if config.offload:
-        pipe.enable_model_cpu_offload(device=config.run_device)
-    else:
-        pipe.to(config.run_device)
-    return BaseVideo(pipe)
 
 
 def own_frames(

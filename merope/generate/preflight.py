@@ -63,7 +63,7 @@ def outline_model(
         fix = "pass a model in diffusers' layout, such as Wan2.2-TI2V-5B-Diffusers"
         raise invalid("model", "a folder with model_index.json", str(folder), fix)
     index = _config("model", CameraVideoPipeline, model)
-    parts = _components(index)
+    parts = {name for name, value in index.items() if isinstance(value, list) and len(value) == 2 and value[0]}
     if "transformer" not in parts:
         raise invalid("model", "with a transformer", f"{model} with {sorted(parts)}", "pass a Wan model")
     family, is_own = family_named(index["transformer"][1]), has_own_pipeline(index)
@@ -170,8 +170,7 @@ def _check_branch(branch: str, subfolder: str | None, transformer: ModelMixin, c
 
 def trained_block_frames(model: str, branch: str | None) -> int | None:
     """Latent frames of the blocks that a model, or its branch, was trained to make one after the other; None: none."""
-    frames: int | None = _trained("causal_block_frames", model, branch)
-    return frames
+    return _trained("causal_block_frames", model, branch)
 
 
 def trained_steps(model: str, branch: str | None) -> int | None:
@@ -247,11 +246,6 @@ def _config(name: str, kind: Any, given: str, subfolder: str | None = None) -> d
     if not isinstance(config, dict):
         raise invalid(f"config of {name}", "a JSON object", f"a {type(config).__name__} in {given}", "get it again")
     return config
-
-
-def _components(index: Mapping[str, Any]) -> set[str]:
-    """Names of the components that a model_index.json says are there."""
-    return {name for name, value in index.items() if isinstance(value, list) and len(value) == 2 and value[0]}
 
 
 @contextmanager

@@ -92,5 +92,4 @@ def _views(places: Sequence[tuple[PastBlock, int]], matched: tuple[int, ...]) ->
 
 
 def _has_pose(cameras: Cameras) -> list[bool]:
-    flags: list[bool] = [True] * cameras.count if cameras.has_pose is None else cameras.has_pose.tolist()
-    return flags
+    return [True] * cameras.count if cameras.has_pose is None else cameras.has_pose.tolist()

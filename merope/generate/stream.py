@@ -37,7 +37,7 @@ from merope.generate.stream_checks import (
     stream_cameras,
 )
 from merope.generate.stream_file import StreamSettings, StreamState, read_stream, write_stream
-from merope.generate.text import Embeddings, Text
+from merope.generate.text import Text
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens
 
@@ -50,6 +50,8 @@ BLOCK_FRAMES = 3
 
 STEPS = 50
 """Denoising steps of a model that does not say for how many it was trained."""
+
+WINDOW, SINK = 12, 3  # latent frames that a block sees: the last ones, its own included, and the first ones
 
 
 class CameraStream:
@@ -277,8 +279,8 @@ def open_stream(
     cameras: Cameras | Tensor | None = None,
     lens: Lens | None = None,
     *,
-    window: int = 12,
-    sink: int = 3,
+    window: int = WINDOW,
+    sink: int = SINK,
     block: int | None = None,
     negative_prompt: str | None = None,
     height: int | None = None,
@@ -328,7 +330,7 @@ def open_stream(
     attach_causal(pipe.transformer)
     pipe._guidance_scale = guidance_scale  # which decides what is embedded
     embedded = pipe._embedded(text, 1, max_sequence_length)
-    texts = _texts(embedded)
+    texts = (embedded.positive,) if embedded.negative is None else (embedded.positive, embedded.negative)
     state = StreamState(tuple(KeyCache(window, sink, block) for _ in texts), texts)
     stream = CameraStream(pipe, settings, lens, state, cuda_graphs)
     if clean is not None:
@@ -345,7 +347,3 @@ def resume_stream(pipe: "CameraVideoPipeline", folder: str | PathLike[str], cuda
     settings, lens, state = read_stream(Path(folder), pipe)
     attach_causal(pipe.transformer)
     return CameraStream(pipe, settings, lens, state, cuda_graphs)
-
-
-def _texts(embedded: Embeddings) -> tuple[Tensor, ...]:
-    return (embedded.positive,) if embedded.negative is None else (embedded.positive, embedded.negative)

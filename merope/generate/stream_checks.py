@@ -9,6 +9,7 @@ from torch import Tensor
 from merope.adapters.history import HistoryReferences
 from merope.adapters.recorded_passes import why_not_recorded
 from merope.errors import invalid
+from merope.generate.conditions import check_size
 from merope.generate.strides import VideoStrides
 from merope.generate.text import Text
 from merope.geometry.cameras import Cameras
@@ -87,10 +88,7 @@ def check_prefix_blocks(
     if frames.shape[0] != 1:
         raise invalid("prefix", "of one video", f"{frames.shape[0]}", "make a stream for each")
     strides.check_blocks("prefix", frames.shape[1], settings.block)
-    if frames.shape[2:4] != (settings.height, settings.width):
-        fix = "scale the frames, and the lens alike with merope.geometry.lens_batches.resized"
-        expected = f"of {settings.width}×{settings.height}, the size of the video"
-        raise invalid("prefix", expected, f"{frames.shape[3]}×{frames.shape[2]}", fix)
+    check_size("prefix", tuple(frames.shape[2:4]), settings.height, settings.width)
 
 
 def stream_cameras(

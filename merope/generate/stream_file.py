@@ -253,8 +253,7 @@ def _made_with(pipe: "CameraVideoPipeline") -> dict[str, Any]:
         "dtype": str(pipe.transformer.dtype),
         "denoising_levels": pipe.denoising_levels,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(made_with, default=str))  # as a file gives it back
-    return plain
+    return json.loads(json.dumps(made_with, default=str))  # as a file gives it back
 
 
 def _frame(tensors: dict[str, Tensor], cache: int, place: int, cameras: Cameras | None) -> FrameKeys:

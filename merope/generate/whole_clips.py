@@ -10,7 +10,13 @@ The first frame is special: strides in time leave it alone, because 4k + 1 frame
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan, WanResample, WanResidualDownBlock
+from diffusers.models.autoencoders.autoencoder_kl_wan import (
+    AutoencoderKLWan,
+    WanResample,
+    WanResidualDownBlock,
+    patchify,
+    unpatchify,
+)
 from torch import Tensor, nn
 from torch.nn.functional import conv3d, pad
 
@@ -69,7 +75,7 @@ def encode_whole(
     if (frames - 1) % FRAMES_PER_CHUNK:
         below = (frames - 1) // FRAMES_PER_CHUNK * FRAMES_PER_CHUNK + 1
         raise invalid("video", f"{FRAMES_PER_CHUNK}k + 1 frames", frames, f"use {below} or {below + FRAMES_PER_CHUNK}")
-    x = _causal(vae.encoder.conv_in, _patches_to_channels(video, vae.config["patch_size"] or 1))
+    x = _causal(vae.encoder.conv_in, patchify(video, vae.config["patch_size"] or 1))
     for block in vae.encoder.down_blocks:
         x = _down(block, x)
     x = _head(vae.encoder, _middle(vae.encoder.mid_block, x))
@@ -117,10 +123,6 @@ class _Past:
     def __init__(self, names: dict[nn.Module, str], before: dict[str, Tensor]) -> None:
         self.names, self.before, self.after = names, before, dict(before)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.before
-
     def joined(self, conv: nn.Module, x: Tensor, count: int) -> Tensor:
         """The frames of a block, `count` earlier ones before them; zeros before the first."""
         name = self.names[conv]
@@ -135,7 +137,7 @@ def _decoded(vae: Any, latents: Tensor, past: _Past | None) -> Tensor:  # [B, C,
     x = _middle(vae.decoder.mid_block, x, past)
     for block in vae.decoder.up_blocks:
         x = _up(block, x, past)
-    return _channels_to_patches(_head(vae.decoder, x, past), vae.config["patch_size"] or 1)
+    return unpatchify(_head(vae.decoder, x, past), vae.config["patch_size"] or 1)
 
 
 def _down(block: Any, x: Tensor) -> Tensor:
@@ -183,7 +185,7 @@ def _residual(block: Any, x: Tensor, past: _Past | None = None) -> Tensor:
 
 def _is_first(past: _Past | None) -> bool:
     """Whether a clip begins here: its first latent frame has one frame, all others have four."""
-    return past is None or past.is_empty
+    return past is None or not past.before
 
 
 def _causal(conv: Any, x: Tensor, past: _Past | None = None) -> Tensor:
@@ -218,15 +220,3 @@ def _upsampled(layer: Any, x: Tensor, past: _Past | None) -> Tensor:
 def _frame_by_frame(layer: nn.Module, x: Tensor) -> Tensor:
     """A layer of pictures [N, C, H, W] for video [B, C, T, H, W]."""
     return layer(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
-
-
-def _patches_to_channels(video: Tensor, size: int) -> Tensor:
-    """[B, C, T, H, W] -> [B, C · size², T, H / size, W / size], a patch's columns before its rows."""
-    patches = video.unflatten(4, (-1, size)).unflatten(3, (-1, size))  # [B, C, T, h, rows, w, columns]
-    return patches.permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
-
-
-def _channels_to_patches(x: Tensor, size: int) -> Tensor:
-    """What `_patches_to_channels` undoes."""
-    patches = x.unflatten(1, (-1, size, size))  # [B, C, columns, rows, T, h, w]
-    return patches.permute(0, 1, 4, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)

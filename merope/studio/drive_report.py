@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
+from merope.demo.drive import recovered_record
 from merope.errors import invalid
-from merope.evaluate.discover import ClipName, Problem, printable
-from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
+from merope.evaluate.discover import ClipName, printable
 from merope.evaluate.record import THUMBNAILS, Record, Thumbnail, thumbnails
 from merope.evaluate.report import report_html
 from merope.evaluate.results import measure
@@ -17,16 +16,14 @@ from merope.studio.street_drive import Beginning, StreetDrive
 from merope.studio.street_take import Take
 from merope.studio.studio_model import Sampling, StudioModel
 
-METHOD = "generated"
-
 
 def take_report(take: Take) -> str:
     """The page of a take that was measured."""
     if take.verdict is None:
         raise invalid("report", "asked for when the take is measured", "too early, or no street", "wait for its errors")
-    score, name = take.verdict.score, take.video.stem
-    pictures = thumbnails(take.frames)
-    record = _record(take.beginning, name, take.world_from_camera, score.recovered, score.valid, pictures)
+    score = take.verdict.score
+    clip, poses = _clip(take.beginning, take.video.stem), take.world_from_camera
+    record = recovered_record(clip, poses, score.recovered, score.valid, thumbnails(take.frames))
     left = take.verdict.left_frame
     when = "never" if left is None else f"at {left / take.model.clips.frame_rate_hz:.2f} s"
     found = {"PSNR against the true view": f"{score.psnr_db:.1f} dB", "left the path by 1 m": when}
@@ -42,7 +39,7 @@ def drive_report(drive: StreetDrive) -> str:
     commanded = torch.cat([start, *(sight.commanded for sight in sights)])
     recovered = torch.cat([start, *(sight.recovered for sight in sights)])
     valid = torch.cat([torch.ones(1, dtype=torch.bool), *(sight.valid for sight in sights)])
-    record = _record(drive.beginning, "drive", commanded, recovered, valid, _pictures_of(drive))
+    record = recovered_record(_clip(drive.beginning, "drive"), commanded, recovered, valid, _pictures_of(drive))
     frames = {"frames": drive.recording.frames, "poses": "one for each latent frame"}
     return _page(record, _settings(drive.model, drive.beginning, drive.sampling) | frames)
 
@@ -55,32 +52,8 @@ def _pictures_of(drive: StreetDrive) -> tuple[Thumbnail, ...]:
     return tuple(replace(one, frame=number) for one, number in zip(thumbnails(frames), numbers, strict=True))
 
 
-def _record(
-    beginning: Beginning,
-    name: str,
-    commanded: Tensor,  # [T, 4, 4]
-    recovered: Tensor,  # [T, 4, 4]
-    valid: Tensor,  # bool [T]
-    pictures: tuple[Thumbnail, ...],
-) -> Record:
-    clip = ClipName(beginning.title.replace(" ", "-"), name)
-    found, count = int(valid.sum()), len(valid)
-    problems = []
-    if found < count:
-        kind = "recovery failed" if found < 2 else "partial recovery"
-        problems.append(Problem(METHOD, str(clip), kind, f"{found} of {count} frames have a pose"))
-    return Record(
-        method=METHOD,
-        clip=clip,
-        commanded=commanded,
-        recovered=recovered,
-        valid=valid,
-        is_metric=True,
-        command_is_metric=True,
-        estimator=RenderAnchoredEstimator.name,
-        problems=tuple(problems),
-        thumbnails=pictures,
-    )
+def _clip(beginning: Beginning, name: str) -> ClipName:
+    return ClipName(beginning.title.replace(" ", "-"), name)
 
 
 def _settings(model: StudioModel, beginning: Beginning, sampling: Sampling) -> dict[str, object]:

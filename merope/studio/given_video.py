@@ -102,7 +102,7 @@ def read_given(file: Path, model: StudioModel) -> FittedVideo:
         wanted = [round(k * every) for k in range(count)]
         frames = _frames(container, wanted, (height, width))
     rows, columns = _largest(height, width, clips.height / clips.width)
-    fitted = torch.stack([_scaled(_cropped(frame, rows, columns), clips.height, clips.width) for frame in frames])
+    fitted = torch.stack([_scaled(frame, rows, columns, clips.height, clips.width) for frame in frames])
     notes = [f"its first {count} frames begin the drive, {(count - 1) / clips.frame_rate_hz:.2g} s"]
     if every > RATE_SLACK:
         notes.append(f"{rate_hz:.4g} frames per second: one in {every:.3g} is taken, for {clips.frame_rate_hz:g}")
@@ -158,13 +158,10 @@ def _largest(height: int, width: int, shape: float) -> tuple[int, int]:  # rows,
     return (rows, width) if rows <= height else (height, columns)
 
 
-def _cropped(frame: Tensor, rows: int, columns: int) -> Tensor:  # uint8 [H, W, 3]
-    top, left = (frame.shape[0] - rows) // 2, (frame.shape[1] - columns) // 2
-    return frame[top : top + rows, left : left + columns]
-
-
-def _scaled(frame: Tensor, height: int, width: int) -> Tensor:  # uint8 [H, W, 3]
+def _scaled(frame: Tensor, rows: int, columns: int, height: int, width: int) -> Tensor:  # uint8 [H, W, 3]
+    """The middle of a frame, rows × columns of it, as a picture of another size."""
     from PIL import Image
 
-    image = Image.fromarray(np.ascontiguousarray(frame.numpy()))
+    top, left = (frame.shape[0] - rows) // 2, (frame.shape[1] - columns) // 2
+    image = Image.fromarray(np.ascontiguousarray(frame[top : top + rows, left : left + columns].numpy()))
     return torch.from_numpy(np.asarray(image.resize((width, height), Image.Resampling.LANCZOS)).copy())

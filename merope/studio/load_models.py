@@ -5,22 +5,13 @@ from pathlib import Path
 
 import torch
 
-from merope.adapters.attachment import load_branch
-from merope.demo.drive import SHIPPED_MODEL
+from merope.demo.drive import SHIPPED_MODEL, check_model, device_here, loaded
 from merope.errors import invalid
-from merope.generate.camera_video import CameraVideoPipeline
-from merope.generate.conditions import check_prefix_count
 from merope.generate.frame_coding import streamed_vae_dtype
-from merope.generate.preflight import (
-    ModelOutline,
-    check_branch,
-    check_model_weights,
-    no_loading_bars,
-    outline_model,
-)
+from merope.generate.preflight import ModelOutline
 from merope.studio.studio_model import ModelChoice, StudioModel
 from merope.world.clips import WorldClips
-from merope.world.clips_file import CLIPS_FILE, EXAMPLE, read_clips
+from merope.world.clips_file import read_clips
 
 SHIPPED_NAME = "the package's model"
 
@@ -56,36 +47,15 @@ def _checked(choice: ModelChoice) -> tuple[ModelOutline, WorldClips, int]:
     """The outline of a model, its clips and its denoising steps."""
     if not choice.model.is_dir():
         raise FileNotFoundError(f"model folder {choice.model} is missing; check --model")
-    folder, clips, steps = str(choice.model.absolute()), *read_clips(choice.model)
-    outline = outline_model(folder)
-    if outline.strides.pixels > 1 and not (choice.model / CLIPS_FILE).is_file():
-        fix = f"write what its clips are like, such as {EXAMPLE}"
-        raise invalid("--model", f"a folder with {CLIPS_FILE}, as every model with a VAE needs", folder, fix)
-    outline.strides.check(clips.height, clips.width, clips.frames)
-    check_prefix_count(clips.prefix_frames, outline.strides, clips.frames)
-    check_branch(_branch(choice), outline, clips.cameras([0]))
-    check_model_weights(outline)
-    _device(choice.device)
+    clips, steps = read_clips(choice.model)
+    outline = check_model("--model", choice.model, choice.branch or choice.model / "branch", clips)
+    device_here("--device", choice.device)
     return outline, clips, steps
 
 
 def _loaded(choice: ModelChoice, name: str, outline: ModelOutline, clips: WorldClips, steps: int) -> StudioModel:
-    device = _device(choice.device)
+    device = device_here("--device", choice.device)
     dtype = torch.bfloat16 if outline.has_text and device.type == "cuda" else torch.float32
     precision = {"default": dtype, "vae": streamed_vae_dtype(device)}
-    with no_loading_bars():
-        pipe: CameraVideoPipeline = CameraVideoPipeline.from_pretrained(str(choice.model.absolute()), dtype=precision)
-        load_branch(pipe.transformer, _branch(choice))
-    pipe.set_progress_bar_config(disable=True)
-    return StudioModel(pipe.to(device), clips, choice.steps or steps, choice, name)
-
-
-def _branch(choice: ModelChoice) -> str:
-    return str((choice.branch or choice.model / "branch").absolute())
-
-
-def _device(name: str) -> torch.device:
-    here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    if name not in ("auto", *here):
-        raise invalid("--device", f"auto or, on this machine, {', '.join(here)}", repr(name), "use auto")
-    return torch.device(here[-1] if name == "auto" else name)
+    pipe = loaded(choice.model, device, choice.branch, precision)
+    return StudioModel(pipe, clips, choice.steps or steps, choice, name)

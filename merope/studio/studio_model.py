@@ -1,19 +1,17 @@
 """A model that the pages drive: its folder, its clips, and the two ways in which it makes frames."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from merope.adapters.recorded_passes import is_bound_by_launches
 from merope.demo.drive import SHIPPED_MODEL
 from merope.errors import invalid
-from merope.formats.video import as_bytes
 from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.causal_clips import OnStep, made_clip
 from merope.generate.recall import REMEMBERED
-from merope.generate.stream import BLOCK_FRAMES, CameraStream
+from merope.generate.stream import BLOCK_FRAMES, SINK, WINDOW, CameraStream
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens
 from merope.world.clips import WorldClips
@@ -150,45 +148,23 @@ class StudioModel:
         prefix: Tensor,  # uint8 [K, H, W, 3]
         cameras: Cameras,  # [T]
         sampling: Sampling,
-        on_step: Callable[[int, int], None],  # steps done, of so many
+        on_step: OnStep,
     ) -> Tensor:  # uint8 [T, H, W, 3], the prefix included
         """A video along a path: block by block if the model was trained so, else the whole clip at once."""
-        if self.is_causal:
-            return self._streamed(prefix, cameras, sampling, on_step)
-
-        def report(
-            _: CameraVideoPipeline, step: int, timestep: Tensor, tensors: dict[str, Tensor]
-        ) -> dict[str, Tensor]:
-            on_step(step + 1, sampling.steps)
-            return tensors
-
-        frames = self.pipe(
+        sizes = {"height": self.clips.height, "width": self.clips.width}
+        driven = {"window": WINDOW, "sink": SINK, "cuda_graphs": is_bound_by_launches(self.pipe.transformer)}
+        return made_clip(
+            self.pipe,
+            cameras.count,
+            cameras,
+            prefix,
+            on_step,
+            seed=self.seed,
             prompt=sampling.prompt,
-            cameras=cameras,
-            prefix=prefix,
-            height=self.clips.height,
-            width=self.clips.width,
-            num_frames=cameras.count,
             num_inference_steps=sampling.steps,
             guidance_scale=self.guidance,
-            generator=torch.Generator("cpu").manual_seed(self.seed),  # the same noise on every machine
-            output_type="pt",
-            return_dict=False,
-            callback_on_step_end=report,
+            **sizes | (driven if self.is_causal else {}),
         )[0]
-        return as_bytes(frames[0].movedim(1, -1)).cpu()
-
-    def _streamed(
-        self, prefix: Tensor, cameras: Cameras, sampling: Sampling, on_step: Callable[[int, int], None]
-    ) -> Tensor:
-        stream = self.stream(prefix, cameras.world_from_camera[: len(prefix)], cameras.lens, sampling)
-        made, block, steps = [prefix], stream.block_frames, sampling.steps
-        total = steps * ((cameras.count - len(prefix)) // block)
-        while stream.frames < cameras.count:
-            before = steps * stream.blocks
-            own = cameras.world_from_camera[stream.frames : stream.frames + block]
-            made.append(stream.drive(own, on_step=lambda step, before=before: on_step(before + step, total)))  # type: ignore[misc]
-        return torch.cat(made)
 
     def fitting_frames(self, count: int) -> int:
         """The most frames, up to `count`, that a clip can have; less than the smallest clip is refused."""

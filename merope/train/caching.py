@@ -56,5 +56,5 @@ def contents(config: TrainConfig, part: str) -> dict[str, Any]:
     """What decides the files of a cache, as JSON."""
     named = {name: value for name, value in asdict(config.data).items() if name not in SAMPLING}
     data = {name: value for name, value in named.items() if name not in NEWER or value != NEWER[name]}
-    plain: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    plain = json.loads(json.dumps(data, default=str))
     return {"model": config.model.pretrained, "clips": part, "data": plain}

@@ -12,13 +12,14 @@ from torch import Tensor
 from merope.curation.curate import Curation
 from merope.datasets.cache import CachedBatch, CachedSource, collate_cached, without_padding
 from merope.datasets.data_kind import FileData, FrameData
-from merope.datasets.history_source import ClipWithHistory, collate_history
+from merope.datasets.history_source import ClipWithHistory, HistorySource, collate_history
+from merope.datasets.kinds import Opened
 from merope.datasets.loader import Batch, ClipLoader, ClipSource, collate
 from merope.datasets.mixture import source_curation
 from merope.datasets.sampler import ClusterSampler
 from merope.errors import invalid
 from merope.generate.history_frames import HistoryFrames
-from merope.train.config import RunSection, TrainConfig
+from merope.train.config import TrainConfig
 from merope.train.model import Model
 from merope.train.objective import VALIDATION, history_generator
 from merope.train.streams import Examples, Share
@@ -172,21 +173,31 @@ class HistoryEncoder:
 
 def clip_stream(config: TrainConfig, model: Model, share: Share) -> ClipStream:
     """The stream of a config whose data come from files."""
-    data, history, seed = config.data, config.history, config.run.seed
-    assert isinstance(data, FileData)
-    encoder: Encoder
+    assert isinstance(config.data, FileData)
+    source, held_out = opened_clips(config, model, config.data)
+    encoder, curation = encoder_for(config, model, source), source_curation(source, config.data)
+    return finished_stream(config, source, held_out, encoder, share, curation, None)
+
+
+def opened_clips(config: TrainConfig, model: Model, data: FileData) -> Opened:
+    """Training and validation clips, with history where it is wanted and the data know places."""
     if isinstance(data, FrameData):
         check_sizes(config, model, data.height, data.width, data.frames)
-    if isinstance(data, FrameData) and history is not None:
-        source, held_out = data.clips_with_history(history.frames, model.pipeline.strides.frames)
-        encoder = HistoryEncoder(model, seed, history.conflict_rate)
-    else:
-        source, held_out = data.training_clips(), data.validation_clips()
-        encoder = CacheEncoder(source, model.device) if isinstance(source, CachedSource) else FrameEncoder(model)
-    for cached in (source, held_out):
-        if isinstance(cached, CachedSource) and isinstance(source, CachedSource) and len(cached):
-            check_cache(config, model, cached, like=source)
-    return finished_stream(config, source, held_out, encoder, share, source_curation(source, data), None)
+        if config.history is not None and data.knows_places:
+            return data.clips_with_history(config.history.frames, model.pipeline.strides.frames)
+    training, held_out = data.training_clips(), data.validation_clips()
+    for cached in (training, held_out):
+        if isinstance(cached, CachedSource) and isinstance(training, CachedSource) and len(cached):
+            check_cache(config, model, cached, like=training)
+    return training, held_out
+
+
+def encoder_for(config: TrainConfig, model: Model, source: ClipSource[Any]) -> Encoder:
+    if isinstance(source, CachedSource):
+        return CacheEncoder(source, model.device)
+    if isinstance(source, HistorySource) and config.history is not None:
+        return HistoryEncoder(model, config.run.seed, config.history.conflict_rate)
+    return FrameEncoder(model)
 
 
 def finished_stream(
@@ -215,13 +226,9 @@ def finished_stream(
     )
     loader = ClipLoader(source, sampler, share.micro_batch, config.data.workers, encoder.collate)
     stream = ClipStream(loader, held_out, encoder, batch_size, share)
-    stream.check_held_out(held_out_needed(config.run))
+    run = config.run
+    stream.check_held_out(max(run.validation_clips if run.validate_every else 0, 1 if run.sample_every else 0))
     return stream
-
-
-def held_out_needed(run: RunSection) -> int:
-    """Validation clips that a run will ask for."""
-    return max(run.validation_clips if run.validate_every else 0, 1 if run.sample_every else 0)
 
 
 def check_sizes(config: TrainConfig, model: Model, height: int, width: int, frames: int) -> None:

@@ -21,6 +21,7 @@ from merope.adapters.camera_attention import CameraAttention
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.conditioning import CameraRotary
 from merope.adapters.rerope import rotated
+from merope.adapters.wan_attention import by_head, out_layers
 from merope.errors import invalid
 
 
@@ -97,13 +98,11 @@ class GatheredSelfAttention:
         attention_mask: Tensor | None = None,
         rotary_emb: Any = None,
     ) -> Tensor:  # [B, own tokens, width]
-        q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
-        q, k = attn.norm_q(q), attn.norm_k(k)
-        q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (q, k, v))  # [B, N, heads, head_dim]
+        q, k, v = by_head(attn, hidden_states, hidden_states, hidden_states)
         cosine, sine = rotary_emb
         k, v = (self.context.shards.gather(x, 1) for x in (rotated(k, cosine, sine), v))
         out = dispatch_attention_fn(rotated(q, cosine, sine), k, v)
-        return attn.to_out[1](attn.to_out[0](out.flatten(2, 3).type_as(hidden_states)))
+        return out_layers(attn, out.flatten(2, 3).type_as(hidden_states))
 
 
 class ContextParallel:

@@ -97,9 +97,7 @@ def _drawn(config: TrainConfig, model: Model, examples: Examples, step: int) -> 
     dice = [clip_generator(config.run.seed, step, place, clean.device) for place in examples.places]
     draws = torch.cat([torch.rand(1, generator=each, device=clean.device) for each in dice])
     noise, covering = (
-        torch.stack([torch.randn(clean.shape[1:], generator=each, device=clean.device) for each in dice]).to(
-            clean.dtype
-        )
+        torch.stack([torch.randn(clean.shape[1:], generator=each, device=clean.device) for each in dice])
         for _ in range(2)
     )
     drop_text = draws < (0.0 if step == VALIDATION else config.objective.text_dropout)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from merope.curation.curate import Curation
-from merope.datasets.cache import CachedClip, CachedSource
+from merope.datasets.cache import CachedClip
 from merope.datasets.clip import Clip
 from merope.datasets.data_kind import Data, FileData, FrameData
-from merope.datasets.history_source import ClipWithHistory, HistorySource
+from merope.datasets.history_source import ClipWithHistory
 from merope.datasets.kinds import MixtureData, Opened
 from merope.datasets.loader import MOST_STAND_INS, ClipSource
 from merope.datasets.mixture import MixedSource, Sourced, joined, source_curation
@@ -22,14 +22,13 @@ from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import kind, parameters, stacked
 from merope.geometry.lenses import Lens
 from merope.train.clip_streams import (
-    CacheEncoder,
     ClipStream,
     Encoder,
     FrameEncoder,
-    HistoryEncoder,
-    check_cache,
     check_sizes,
+    encoder_for,
     finished_stream,
+    opened_clips,
 )
 from merope.train.config import TrainConfig
 from merope.train.model import Model
@@ -107,7 +106,10 @@ def mixed_stream(config: TrainConfig, data: MixtureData, model: Model, share: Sh
         raise invalid("data.sources with [history]", "one at least that knows places", data.source_names, fix)
     source, held_out = data.opened(partial(_open, config, model))
     check_alike(data, source, config.run.micro_batch)
-    encoders = tuple(_encoder(config, model, part) for part in source.parts)
+    encoders = tuple(
+        WorldEncoder(model) if isinstance(part, WorldSource) else encoder_for(config, model, part)
+        for part in source.parts
+    )
     curation, chances = mixed_curation(data, source)
     encoder = MixedEncoder(data.source_names, encoders)
     return finished_stream(config, source, held_out, encoder, share, curation, chances)
@@ -129,30 +131,12 @@ def _one_cluster(count: int) -> Curation:
 
 
 def _open(config: TrainConfig, model: Model, data: Data) -> Opened:
-    """The clips of a source, with history where it is wanted and the source knows places."""
+    """The clips of a source."""
     if isinstance(data, WorldData):
         check_sizes(config, model, data.height, data.width, data.frames)
         return data.mixed_clips(config.objective.prefix_frames)
     assert isinstance(data, FileData)
-    if isinstance(data, FrameData):
-        check_sizes(config, model, data.height, data.width, data.frames)
-        if config.history is not None and data.knows_places:
-            return data.clips_with_history(config.history.frames, model.pipeline.strides.frames)
-    training, held_out = data.training_clips(), data.validation_clips()
-    for cached in (training, held_out):
-        if isinstance(cached, CachedSource) and isinstance(training, CachedSource) and len(cached):
-            check_cache(config, model, cached, like=training)
-    return training, held_out
-
-
-def _encoder(config: TrainConfig, model: Model, source: ClipSource[Any]) -> Encoder:
-    if isinstance(source, CachedSource):
-        return CacheEncoder(source, model.device)
-    if isinstance(source, WorldSource):
-        return WorldEncoder(model)
-    if isinstance(source, HistorySource) and config.history is not None:
-        return HistoryEncoder(model, config.run.seed, config.history.conflict_rate)
-    return FrameEncoder(model)
+    return opened_clips(config, model, data)
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,10 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
             branch = attach(transformer, config.branch, dtype=torch.float32)  # a base in bf16 would round it
             if config.model.pretrained_branch is not None:
                 _load_saved(model.branch_folder(config.model.pretrained_branch, name), transformer, branch)
-        if objective.causal_block_frames is not None:
-            _make_causal(transformer)
+        if objective.causal_block_frames is not None:  # any Wan, a bidirectional one as well: no weight is added
+            if config.branch != "none":
+                check_causal(branch)
+            attach_causal(transformer)
         if config.model.gradient_checkpointing:
             transformer.enable_gradient_checkpointing()
         transformer.train()
@@ -200,9 +202,10 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
     pipeline.to(device)
     if config.model.compile:
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
+        encoding = None if config.branch == "none" else ENCODINGS.get(config.branch.encoding)
         teacher = () if model.teacher is None else (model.teacher,)
         for transformer in (*model.transformers.values(), *teacher):
-            transformer.compile_repeated_blocks(fullgraph=not _makes_own_plans(config))
+            transformer.compile_repeated_blocks(fullgraph=encoding is None or not encoding.content_channels)
     return model
 
 
@@ -228,14 +231,6 @@ def _check_blocks_of_teacher(config: TrainConfig, pipeline: CameraVideoPipeline)
         raise invalid("model.pretrained with [distillation]", f"a causal model with blocks of {wanted}", found, fix)
 
 
-def _make_causal(transformer: Any) -> None:
-    """Any Wan, a bidirectional one as well: no weight is added."""
-    branch = attached_branch(transformer)
-    if branch is not None:
-        check_causal(branch)
-    attach_causal(transformer)
-
-
 def _load_saved(folder: Path, transformer: Any, branch: CameraBranch) -> None:
     """Fill a branch from a folder, refused if that is incomplete or of another kind than the config describes."""
     if not folder.is_dir():
@@ -246,12 +241,6 @@ def _load_saved(folder: Path, transformer: Any, branch: CameraBranch) -> None:
         got = ", ".join(f"{name} = {saved.config[name]}" for name in differing)
         raise invalid("model.pretrained_branch", "a branch like that of [branch]", got, "make [branch] the same")
     branch.load_state_dict(saved.state_dict())
-
-
-def _makes_own_plans(config: TrainConfig) -> bool:
-    if config.branch == "none" or config.branch.encoding not in ENCODINGS:
-        return False
-    return ENCODINGS[config.branch.encoding].content_channels > 0
 
 
 def _scratch(config: TrainConfig) -> CameraVideoPipeline:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from merope.draw.birdseye import birdseye_image
 from merope.formats.video import as_bytes, write_video
 from merope.generate.base_video import BaseVideo
-from merope.generate.camera_video import CameraVideoPipeline
+from merope.generate.causal_clips import streamed_latents
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import parameters
 from merope.train.model import Model
@@ -59,18 +60,21 @@ def generated_latents(
     if isinstance(pipeline, BaseVideo):
         return denoised_latents(model, examples, steps)
     pipeline.set_progress_bar_config(disable=True)
+    prefix = true[:, : model.prefix_frames] if model.prefix_frames else None
+    sampling: dict[str, Any] = {"prompt_embeds": examples.text, "num_inference_steps": steps, "guidance_scale": 1.0}
+    sampling |= {"height": true.shape[2], "width": true.shape[3]}
     if model.causal_block_frames is not None:
-        return streamed_latents(model, pipeline, examples, true[0], steps)
+        cameras = only_clip(examples.cameras) if model.has_branch else None
+        first, clean = None if prefix is None else prefix[0], examples.clean[:, :, : model.prefix]
+        sampling["block"] = model.causal_block_frames
+        made = streamed_latents(pipeline, true.shape[1], cameras, first, **sampling)
+        return torch.cat((clean, made[None, :, model.prefix :].to(clean)), dim=2)
     return pipeline(
-        prompt_embeds=examples.text,
         cameras=examples.cameras if model.has_branch else None,
-        prefix=true[:, : model.prefix_frames] if model.prefix_frames else None,
+        prefix=prefix,
         history=examples.history,
-        height=true.shape[2],
-        width=true.shape[3],
         num_frames=true.shape[1],
-        num_inference_steps=steps,
-        guidance_scale=1.0,
+        **sampling,
         generator=torch.Generator(model.device).manual_seed(0),
         output_type="latent",
         return_dict=False,
@@ -95,37 +99,6 @@ def denoised_latents(
         stepped = noising.towards_data(latents, predicted, level, below)
         latents = torch.where(is_generated[:, None, :, None, None], stepped, clean)
     return latents
-
-
-def streamed_latents(
-    model: Model,
-    pipeline: CameraVideoPipeline,
-    examples: Examples,  # one clip
-    true: Tensor,  # uint8 [T, H, W, 3]
-    steps: int,
-) -> Tensor:  # [1, C, T_latent, h, w]
-    """The clip block by block; every block sees all blocks before it."""
-    cameras = only_clip(examples.cameras) if model.has_branch else None
-    prefix, latent_frames = model.prefix_frames, examples.clean.shape[2]
-    stream = pipeline.stream(
-        prompt_embeds=examples.text,
-        prefix=true[:prefix] if prefix else None,
-        cameras=cameras.at(slice(prefix)) if cameras is not None and prefix else None,
-        height=true.shape[1],
-        width=true.shape[2],
-        window=latent_frames,
-        sink=0,
-        block=model.causal_block_frames,
-        num_inference_steps=steps,
-        guidance_scale=1.0,
-    )
-    made = [examples.clean[:, :, : model.prefix]]
-    while stream.frames < len(true):
-        own = slice(stream.frames, stream.frames + stream.block_frames)
-        stream.drive(None if cameras is None else cameras.at(own))
-        assert stream.latents is not None
-        made.append(stream.latents)
-    return torch.cat(made, dim=2)
 
 
 def only_clip(cameras: Cameras) -> Cameras:  # [1, T] -> [T]

@@ -160,12 +160,9 @@ def validate(run: VaeRun) -> float:
 
 def resume(run: VaeRun) -> tuple[int, float]:  # steps that are done, seconds that they took
     """Go on from the newest checkpoint that can be read. A run that learnt something else is refused."""
-
-    def check(before: checkpoint.Progress) -> None:
-        check_same_run(before.learnt, run.config)
-
-    folder = run.config.run.out / "checkpoints"
-    progress = checkpoint.resume(folder, check, run.vae, run.optimisers, run.average)
+    config, parts = run.config, (run.vae, run.optimisers, run.average)
+    folder = config.run.out / "checkpoints"
+    progress = checkpoint.resume(folder, lambda before: check_same_run(before.learnt, config), *parts)
     return (0, 0.0) if progress is None else (progress.step, _elapsed_s(progress))
 
 

@@ -10,8 +10,8 @@ from wan_models import WAN22_5B, cameras, meta_wan, run, tiny_config, tiny_wan
 
 from merope.adapters.attachment import attach, detach
 from merope.adapters.branch_config import CameraBranchConfig
-from merope.adapters.rerope import native_bands
 from merope.encodings import encoding
+from merope.encodings.rotary import wan_bands
 from merope.geometry.cameras import Cameras
 
 CARVE = (8, 4, 6)  # of bands of 8, 8, 8
@@ -83,7 +83,7 @@ def test_no_new_parameters_and_the_papers_channels(name: str) -> None:
     branch = attach(transformer, CameraBranchConfig(encoding=name, integration="rerope"))
     assert list(transformer.state_dict()) == keys
     assert branch.encoding.channels == (36, 36, 24, 0)
-    assert native_bands(128) == (44, 42, 42)
+    assert wan_bands(128) == (44, 42, 42)
     assert branch.processors()[1].pieces == [16, 28, 8, 34, 8, 34]  # kept, carved of time, row, column
     assert len(branch.processors()) == 15
 

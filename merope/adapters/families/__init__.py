@@ -13,9 +13,7 @@ from merope.adapters.families.kandinsky5 import KANDINSKY5
 from merope.adapters.families.ltx2 import LTX2
 from merope.adapters.families.ltx_video import LTX_VIDEO
 from merope.adapters.families.skyreels import SKYREELS
-from merope.adapters.families.wan_animate import WAN_ANIMATE
-from merope.adapters.families.wan_family import WAN
-from merope.adapters.families.wan_vace import WAN_VACE
+from merope.adapters.families.wan_family import WAN, WAN_ANIMATE, WAN_VACE
 from merope.errors import invalid
 
 FAMILIES: dict[str, Family] = {

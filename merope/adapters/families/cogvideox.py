@@ -23,8 +23,7 @@ class CogVideoXFamily(Family):
 
     def video(self, arguments: Mapping[str, Any]) -> Tensor:  # [B, channels, T, H, W]
         """The latents, channels first."""
-        latents: Tensor = arguments["hidden_states"]  # [B, T, channels, H, W]
-        return latents.transpose(1, 2)
+        return arguments["hidden_states"].transpose(1, 2)  # which are [B, T, channels, H, W]
 
     def check_clip(self, config: Mapping[str, Any], frames: int, size: tuple[int, int]) -> None:
         """Learned positions (5B image to video, 1.0) are those of one size and length."""
@@ -51,8 +50,7 @@ class CogVideoXFamily(Family):
     def text(self, pipeline: Any, caption: str) -> Tensor:  # [L, D]
         length = pipeline.transformer.config.max_text_seq_length
         embeddings, _ = pipeline.encode_prompt(caption, do_classifier_free_guidance=False, max_sequence_length=length)
-        rows: Tensor = embeddings[0]
-        return rows
+        return embeddings[0]
 
     def no_text(self, config: Mapping[str, Any]) -> Tensor:  # [L, D]
         """Its positions count the rows of text."""

@@ -99,8 +99,7 @@ class Family:
 
     def video(self, arguments: Mapping[str, Any]) -> Tensor:  # [B, channels, T, H, W]
         """The latents among the arguments of a forward."""
-        latents: Tensor = arguments["hidden_states"]
-        return latents
+        return arguments["hidden_states"]
 
     def sees(self, config: Mapping[str, Any], frames: int) -> Visibility | None:
         """Which frames of tokens each one sees in self-attention; None: all."""
@@ -120,8 +119,7 @@ class Family:
 
     def decoded(self, vae: Any, latents: Tensor) -> Tensor:  # [B, C, T, h, w] -> [B, 3, frames, H, W]
         """The frames of latents that are not normalised."""
-        frames: Tensor = vae.decode(latents, return_dict=False)[0]
-        return frames
+        return vae.decode(latents, return_dict=False)[0]
 
     def packages(
         self,
@@ -179,8 +177,7 @@ class Family:
 
     def text(self, pipeline: Any, caption: str) -> Tensor:  # [L, D]
         """A caption as all that the transformer reads of it, by the pipeline's text encoders."""
-        rows: Tensor = pipeline.encode_prompt(caption, do_classifier_free_guidance=False)[0][0]
-        return rows
+        return pipeline.encode_prompt(caption, do_classifier_free_guidance=False)[0][0]
 
     def no_text(self, config: Mapping[str, Any]) -> Tensor:  # [L, D]
         """What a model reads that is given no text."""
@@ -227,10 +224,8 @@ class Family:
 
     def latent_channels(self, config: Mapping[str, Any]) -> int:
         """Of the latents that it denoises, without those of further conditions."""
-        channels: int = config["out_channels"] or config["in_channels"]
-        return channels
+        return config["out_channels"] or config["in_channels"]
 
     def image_channels(self, config: Mapping[str, Any]) -> int:
         """Channels of an image that the model takes beside the latents; 0 for models of text alone."""
-        channels: int = config["in_channels"] - self.latent_channels(config)
-        return channels
+        return config["in_channels"] - self.latent_channels(config)

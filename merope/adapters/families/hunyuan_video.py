@@ -67,8 +67,7 @@ class HunyuanVideo15Family(Family):
     def made_size(self, config: Mapping[str, Any], pixels: int, height: int, width: int) -> tuple[int, int]:
         """The nearest shape of about as many pixels as the model was trained with."""
         sizes = HunyuanVideo15ImageProcessor(vae_scale_factor=pixels)
-        made: tuple[int, int] = sizes.calculate_default_height_width(height, width, config["target_size"])
-        return made
+        return sizes.calculate_default_height_width(height, width, config["target_size"])
 
     def guided(self, pipe: Any, scale: float) -> dict[str, Any]:
         """Its guidance is a component of the pipeline."""

@@ -40,8 +40,7 @@ class Kandinsky5Family(Family):
 
     def video(self, arguments: Mapping[str, Any]) -> Tensor:  # [B, channels, T, H, W]
         """The latents, channels first."""
-        latents: Tensor = arguments["hidden_states"]  # [B, T, H, W, channels]
-        return latents.movedim(-1, 1)
+        return arguments["hidden_states"].movedim(-1, 1)  # which are [B, T, H, W, channels]
 
     def carried(self, native: Any, condition: CameraCondition) -> NotSparse:
         if native is not None:

@@ -46,8 +46,7 @@ class LTXVideoFamily(PackedFamily):
     def decoded(self, vae: Any, latents: Tensor) -> Tensor:  # [B, C, T, h, w] -> [B, 3, frames, H, W]
         """Decoders that denoise are told that nothing is left to be denoised."""
         time = latents.new_zeros(len(latents)) if vae.config.timestep_conditioning else None
-        frames: Tensor = vae.decode(latents, time, return_dict=False)[0]
-        return frames
+        return vae.decode(latents, time, return_dict=False)[0]
 
     def text(self, pipeline: Any, caption: str) -> Tensor:  # [L, D + 1]
         embeddings, mask, *_ = pipeline.encode_prompt(

@@ -1,7 +1,6 @@
 """Between data and noise: how a family mixes them, what its transformer predicts, and one step back towards data."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,43 +9,34 @@ TIMESTEPS = 1000
 """Transformers take noise levels on this scale."""
 
 
-class Noising(Protocol):
-    """Levels are between 0, data, and 1, noise; they have any shape that broadcasts with the latents."""
+class Noising:
+    """Flow matching: straight from data to noise, and the velocity is predicted. Other kinds override all of it.
+
+    Levels are between 0, data, and 1, noise; they have any shape that broadcasts with the latents.
+    """
 
     def noisy(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
         """Latents on their way."""
-
-    def target(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
-        """What the transformer is to predict of them."""
-
-    def timesteps(self, level: Tensor) -> Tensor:
-        """Levels as the transformer takes them."""
-
-    def towards_data(self, latents: Tensor, predicted: Tensor, level: Tensor, below: Tensor) -> Tensor:
-        """The latents at a lower level, by what was predicted of them."""
-
-
-class FlowMatching:
-    """Straight from data to noise; the velocity is predicted."""
-
-    def noisy(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
         return (1 - level) * clean + level * noise
 
     def target(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
+        """What the transformer is to predict of them."""
         return noise - clean
 
     def timesteps(self, level: Tensor) -> Tensor:
+        """Levels as the transformer takes them."""
         return TIMESTEPS * level
 
     def towards_data(self, latents: Tensor, predicted: Tensor, level: Tensor, below: Tensor) -> Tensor:
+        """The latents at a lower level, by what was predicted of them."""
         return latents + (below - level) * predicted
 
 
-FLOW_MATCHING = FlowMatching()
+FLOW_MATCHING = Noising()
 
 
 @dataclass(frozen=True, eq=False)
-class VPrediction:
+class VPrediction(Noising):
     """A diffusion of whole timesteps: √ᾱ·data + √(1 − ᾱ)·noise. What is predicted is √ᾱ·noise − √(1 − ᾱ)·data."""
 
     data_shares: Tensor  # [timesteps] ᾱ of a scheduler of diffusers

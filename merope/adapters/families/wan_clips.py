@@ -25,8 +25,7 @@ class WanClips(Family):
         embeddings, _ = pipeline.encode_prompt(
             caption, do_classifier_free_guidance=False, max_sequence_length=TEXT_TOKENS
         )
-        rows: Tensor = embeddings[0]
-        return rows
+        return embeddings[0]
 
 
 def wan_vae_strides(

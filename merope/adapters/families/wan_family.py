@@ -43,3 +43,23 @@ WAN = WanFamily(
     shares_clips=True,
     in_camera_video=True,
 )
+
+WAN_VACE = WanClips(
+    transformer="WanVACETransformer3DModel",
+    models="Wan2.1 VACE",
+    blocks="blocks",
+    recorded=("in_channels", "out_channels", "ffn_dim", "text_dim"),
+    branches_of=("WanTransformer3DModel",),
+    not_trained="it learns from control videos, which clips do not have: train a branch on Wan2.1 of the same size",
+)
+"""Wan's blocks beside a stack of control blocks, which see no cameras."""
+
+WAN_ANIMATE = WanClips(
+    transformer="WanAnimateTransformer3DModel",
+    models="Wan2.2 Animate",
+    blocks="blocks",
+    recorded=("in_channels", "out_channels", "ffn_dim", "text_dim"),
+    not_trained="it learns from videos of poses and faces, which clips do not have",
+    not_generated="it needs videos of a pose and a face: run its own pipeline inside of merope.cameras",
+)
+"""Wan's blocks, with adapters for a face between them. Its first frame of tokens is a picture."""

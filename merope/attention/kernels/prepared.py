@@ -156,17 +156,13 @@ def cameraless_plan(plan: AttentionPlan) -> AttentionPlan:
     ]
     visible = None if plan.visible_keys is None else (*seen, ())
 
-    def rows_of_chosen(block: Block) -> Block:
-        if block.query is None:
-            return block
-        table, rows = block.query.table, block.query.rows
-        if rows is not None:
-            return replace(block, query=replace(block.query, rows=rows[chosen]))
-        return replace(block, query=replace(block.query, table=table.index_select(3, chosen)))
-
     return AttentionPlan(
         head_dim=plan.head_dim,
-        blocks=tuple(rows_of_chosen(block) for block in plan.blocks if not block.camera),
+        blocks=tuple(
+            replace(block, query=None if block.query is None else block.query.of_tokens(chosen))
+            for block in plan.blocks
+            if not block.camera
+        ),
         query_cameras=1 if visible is None else count,
         tokens_per_camera=count if visible is None else 1,
         query_has_camera=plan.query_has_camera[:, chosen],

@@ -31,8 +31,7 @@ def mean_phasor_table(
     dtype: torch.dtype,  # float32 or float64
 ) -> Tensor:  # [B, G, N, C · F, 2] cosine, sine
     """The table of one side: mean phasors, conjugate if `transposed`, and 1 for tokens without a camera."""
-    table: Tensor = _MeanPhasors.apply(coordinates, rad_per_unit, coordinate_major, has_camera, transposed, dtype)
-    return table
+    return _MeanPhasors.apply(coordinates, rad_per_unit, coordinate_major, has_camera, transposed, dtype)
 
 
 class _MeanPhasors(torch.autograd.Function):

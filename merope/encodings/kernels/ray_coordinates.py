@@ -27,8 +27,7 @@ def ray_coordinates(
     most: float,  # clamp of the depth coordinate
 ) -> Tensor:  # [B, G, S, P, 2 ends, 12]
     """Camera centre, directions and depths of three points per token and end, with gradients of the disparity alone."""
-    out: Tensor = _RayCoordinates.apply(viewer_from_camera, intrinsics, rays, disparity, depth_coding, most)
-    return out
+    return _RayCoordinates.apply(viewer_from_camera, intrinsics, rays, disparity, depth_coding, most)
 
 
 class _RayCoordinates(torch.autograd.Function):

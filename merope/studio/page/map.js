@@ -138,13 +138,7 @@ export class BirdsEye {
 
   drawPoint(pen, { right, ahead, label, chosen }) {
     const [x, y] = this.pixel(right, ahead);
-    pen.fillStyle = chosen ? "#ffffff" : "#ffb020";
-    pen.strokeStyle = "rgba(0, 0, 0, .8)";
-    pen.lineWidth = 2;
-    pen.beginPath();
-    pen.arc(x, y, 8, 0, 7);
-    pen.fill();
-    pen.stroke();
+    this.drawDot(pen, x, y, 8, chosen ? "#ffffff" : "#ffb020");
     this.drawWords(pen, label, x + 13, y + 4);
   }
 
@@ -158,11 +152,15 @@ export class BirdsEye {
     pen.moveTo(x, y);
     pen.arc(x, y, reach, ahead - half, ahead + half);
     pen.fill();
-    pen.fillStyle = "#ffffff";
+    this.drawDot(pen, x, y, 6, "#ffffff");
+  }
+
+  drawDot(pen, x, y, radius, colour) {
+    pen.fillStyle = colour;
     pen.strokeStyle = "rgba(0, 0, 0, .8)";
     pen.lineWidth = 2;
     pen.beginPath();
-    pen.arc(x, y, 6, 0, 7);
+    pen.arc(x, y, radius, 0, 7);
     pen.fill();
     pen.stroke();
   }
