@@ -4,9 +4,9 @@
 // to keys and values once, in half precision and in the order of hopper_channels.cuh. `attend` is flash attention over tiles of 128 queries of one
 // camera and 128 keys, by four warpgroups of 128 threads:
 //   0, 1  64 queries each: scores, softmax and weighted values (wgmma), taking turns on the tensor cores;
-//   2     turns the channels that depend on the query's camera (60; 96 with direction phases), in place in shared
-//         memory, one key a thread;
-//   3     one thread of it copies packed tiles to shared memory.
+//   2     turns the 60 channels that depend on the query's camera, in place in shared memory, one key a thread;
+//   3     one thread of it copies packed tiles to shared memory; with direction phases, three warps of it turn 36
+//         channels more.
 // Half precision inside, whatever the input's type: 11 bits where bfloat16 has 8, and packed arithmetic that makes a
 // turned key cost 60 instructions. Numbers beyond ±16384 saturate. Sums are float32 throughout.
 
@@ -342,9 +342,10 @@ __device__ __forceinline__ void attend_queries(
     store_output<kBf16>(p, tile, share, out, softmax, own);
 }
 
-// 65536 in all, with 24 of the copying warpgroup; direction phases hold 18 words more of a key.
-constexpr int kTurningRegisters = kPhases ? 88 : 56;
-constexpr int kAttendingRegisters = kPhases ? 200 : 216;
+// 65536 in all.
+constexpr int kTurningRegisters = 56 + 8 * kPhases;
+constexpr int kCopyingRegisters = 24 + 40 * kPhases;
+constexpr int kAttendingRegisters = 216 - 24 * kPhases;
 
 template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams& p) {
     extern __shared__ char dynamic[];
@@ -357,8 +358,9 @@ template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams&
     // Shuffled, so that the compiler knows it to be the same for a whole warp.
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     if (group == 3) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyingRegisters));
         if (thread == 0) copy_tiles(p, tile, pipeline, seen);
+        if (kPhases && thread >= 32) turn_directions(p, tile, pipeline, seen, thread - 32);
     } else if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
         turn_tiles(p, tile, pipeline, seen, thread);

@@ -6,6 +6,7 @@ constexpr u32 kQueryBytes = 64 * 256;  // of one warpgroup
 constexpr u32 kKeyOffset = 2 * kQueryBytes;
 constexpr u32 kValueOffset = kKeyOffset + kStages * kTileBytes;
 constexpr u32 kBarrierOffset = kValueOffset + kStages * kTileBytes;
+constexpr int kTurningWarps = 4 + 3 * kPhases;  // of half 0, and of half 1 where it depends on the query's camera
 constexpr int kViewWords = 9 + kDirectionWords * kPhases;  // of a key in a camera's view
 constexpr float kWeightShift = 8.f;  // weights are 2^8 e^(s - max): half precision then reaches 2^-32 of the largest
 
@@ -66,7 +67,7 @@ struct Pipeline {
         for (int operand = 0; operand < 2; ++operand)
             for (int stage = 0; stage < kStages; ++stage) {
                 barrier_init(copied(operand, stage), 1);
-                barrier_init(turned(operand, stage), 4);
+                barrier_init(turned(operand, stage), kTurningWarps);
                 barrier_init(used(operand, stage), computing_warps);
             }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -219,6 +220,11 @@ __device__ __forceinline__ bool sees(const AttendParams& p, int camera, int key)
     return key >= keys.x && key < keys.y || key >= keys.z && key < keys.w;
 }
 
+__device__ __forceinline__ void clear_chunks(u32 row, u32 first, u32 end) {
+    for (u32 c = first; c < end; ++c) store_shared(row ^ 16 * c, {});
+}
+
+// Half 0 of keys and values, one key a thread.
 __device__ __forceinline__ void turn_tiles(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
 ) {
@@ -229,10 +235,8 @@ __device__ __forceinline__ void turn_tiles(
     auto advance = [&](int tiles) { view += tiles * (kViewWords * kKeys), key_camera += tiles * kKeys; };
     advance(seen.at(0));
     KeyTurn turn;
-    DirectionTurn directions;
     int camera_now = -1, camera_next = __ldg(key_camera);
     turn.load_half_vectors(view);
-    if (kPhases) directions.load(view);
 #pragma unroll 1
     for (int t = 0; t < seen.count; ++t) {
         if (camera_next != camera_now) {
@@ -244,10 +248,9 @@ __device__ __forceinline__ void turn_tiles(
             barrier_wait(pipeline.copied(operand, t), parity(t));
             const u32 row = pipeline.tile(operand, t) + thread * 128 + (thread & 7) * 16;
             turn_in_place(row, turn);
-            if (kPhases) directions.turn_in_place(row + kHalfBytes);
             // A value without a weight may be NaN, and 0 times NaN is NaN.
             if (kVisible && operand && seen.is_edge(t) && !sees(p, tile.camera, seen.at(t) * kKeys + thread))
-                for (u32 c = 0; c < 8; ++c) store_shared(row ^ 16 * c, {}), store_shared(row + kHalfBytes ^ 16 * c, {});
+                clear_chunks(row, 0, 8), clear_chunks(row + (1 - kPhases) * kHalfBytes, 0, 8);
             fence_async_proxy();  // waits for loads, too: none may be under way here
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
@@ -255,8 +258,66 @@ __device__ __forceinline__ void turn_tiles(
         if (t + 1 < seen.count) {
             advance(seen.at(t + 1) - seen.at(t));
             turn.load_half_vectors(view);
-            if (kPhases) directions.load(view);
             camera_next = __ldg(key_camera);
         }
+    }
+}
+
+// Half 1 with direction phases, by three warps: a key a thread, and of the last 32 keys two chunks a thread.
+struct LastKeysTurn {
+    u32 phasors[8];
+
+    __device__ __forceinline__ void load(const u32* words, int warp) {  // the warp's, at the key's row
+        phasors[0] = __ldg(words), phasors[1] = __ldg(words + kKeys);
+        if (warp == 2) return;
+#pragma unroll
+        for (int i = 2; i < 8; ++i) phasors[i] = __ldg(words + i * kKeys);
+    }
+    __device__ __forceinline__ void turn_in_place(u32 chunk, int warp) const {
+        uint4 w[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) w[i] = load_shared(chunk ^ 16 * i);
+        turn_pairs(w[0].x, w[0].y, phasors[0], phasors[1]);
+        if (warp < 2) {  // of the last chunk nothing else
+            turn_pairs(w[0].z, w[0].w, phasors[2], phasors[3]);
+            turn_pairs(w[1].x, w[1].y, phasors[4], phasors[5]);
+            turn_pairs(w[1].z, w[1].w, phasors[6], phasors[7]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) store_shared(chunk ^ 16 * i, w[i]);
+    }
+};
+
+__device__ __forceinline__ void turn_directions(
+    const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
+) {
+    const int warp = thread / 32, last = 96 + thread % 32;
+    const u32* view = p.key_views + (tile.tables * p.cameras + tile.camera) * kViewWords * p.padded_keys + thread;
+    DirectionTurn turn;
+    LastKeysTurn last_turn;
+    auto load = [&](int tiles) {  // so many tiles on
+        view += tiles * (kViewWords * kKeys);
+        turn.load(view), last_turn.load(view + (9 + 8 * warp) * kKeys + last - thread, warp);
+    };
+    load(seen.at(0));
+#pragma unroll 1
+    for (int t = 0; t < seen.count; ++t) {
+#pragma unroll 1
+        for (int operand = 0; operand < 2; ++operand) {
+            barrier_wait(pipeline.copied(operand, t), parity(t));
+            const u32 half = pipeline.tile(operand, t) + kHalfBytes;
+            const u32 row = half + thread * 128 + (thread & 7) * 16, last_row = half + last * 128 + (last & 7) * 16;
+            turn.turn_in_place(row);
+            last_turn.turn_in_place(last_row ^ 32 * warp, warp);
+            if (kVisible && operand && seen.is_edge(t)) {  // as in turn_tiles; each thread what it turned
+                auto unseen = [&](int key) { return !sees(p, tile.camera, seen.at(t) * kKeys + key); };
+                if (unseen(thread)) clear_chunks(row, 0, 8);
+                if (unseen(last)) clear_chunks(last_row, 2 * warp, warp < 2 ? 2 * warp + 2 : 8);
+            }
+            fence_async_proxy();
+            __syncwarp();
+            if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
+        }
+        if (t + 1 < seen.count) load(seen.at(t + 1) - seen.at(t));
     }
 }
