@@ -2,7 +2,7 @@
 
     python benchmarks/metric_blind_spots.py
 
-One commanded path of 25 m in 49 frames, straight and then 30° to the right, against estimates that are wrong in one
+One commanded path of 25 m in 49 frames, straight and then 31° to the right, against estimates that are wrong in one
 known way each. ATE takes the estimate for metric.
 """
 
@@ -17,7 +17,7 @@ from merope.geometry.poses import inverse, rigid
 from merope.geometry.quaternions import matrix_from_quaternion, quaternion_from_axis_angle
 from merope.geometry.trajectories import unicycle_path
 
-FRAMES, LENGTH_M, TURN_DEG, RATE_HZ = 49, 25.0, 30.0, 12.0
+FRAMES, LENGTH_M, TURN_DEG, RATE_HZ = 49, 25.0, 31.0, 12.0
 
 
 def commanded_path() -> Tensor:  # [49, 4, 4] world_from_camera
@@ -56,8 +56,8 @@ def estimates(path: Tensor) -> dict[str, Tensor]:  # [T, 4, 4] each
         "none": path,
         "half the speed": scaled(path, 0.5),
         "driven backwards": scaled(path, -1.0),
-        "2° yaw in frame 1 only": yawed(path, 0, 2.0),
-        "2° yaw in frame 25 only": yawed(path, 24, 2.0),
+        "2.5° yaw in frame 1 only": yawed(path, 0, 2.5),
+        "2.5° yaw in frame 25 only": yawed(path, 24, 2.5),
         "last camera 25 m too far": with_outlier(path, 25.0),
         "standing still, turning": scaled(path, 0.0),
         "world-to-camera matrices": inverse(path),
