@@ -45,7 +45,7 @@ def add_studio(parser: argparse.ArgumentParser) -> None:
         help="pipeline folder with a clips.json inside (the one in the package); again for each that pages can choose",
     )
     what.add_argument("--branch", type=Path, help="camera branch of the one model (branch/ in the model's folder)")
-    what.add_argument("--steps", type=int, help="denoising steps (what the model's clips.json names, 8 of a block)")
+    what.add_argument("--steps", type=int, help="denoising steps (those of the model's clips.json, at most 6 a block)")
     what.add_argument("--seed", type=seed, help="of the noise (0)")
     what.add_argument("--prompt", help="text that pages begin with, for models with a text encoder")
     what.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")

@@ -24,7 +24,6 @@ from merope.formats.checks import require_increasing_times
 from merope.formats.colmap import is_model
 from merope.formats.files import Sample, json_lines
 from merope.formats.trajectory import Trajectory
-from merope.geometry.lens_batches import picked
 from merope.world.commanded import MANOEUVRES
 
 Found = TypeVar("Found")
@@ -81,16 +80,7 @@ class Commanded:
         if len(rows) == 0 or (self.frames is not None and len(rows) < self.frames):
             expected = f"at least {self.start + self.stride * ((self.frames or 1) - 1) + 1}"
             raise invalid(f"poses in {self.poses}", expected, whole.count, "repair the manifest")
-        if len(rows) == whole.count:
-            return whole
-        return Trajectory(
-            whole.world_from_camera[rows],
-            whole.is_metric,
-            whole.convention,
-            None if whole.timestamps_s is None else whole.timestamps_s[rows],
-            lens=None if whole.lens is None else picked(whole.lens, rows),
-            name=whole.name,
-        )
+        return whole.at(rows)
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def read(path: Path, calibration: Path | str | None = None, camera: int = 0) -> 
         poses, said = _camera_of_body(path, poses, folder, camera), "inertial unit to world, times its camera"
     elif camera != 0:
         raise invalid("camera", f"0 for {path}, whose poses are of that camera", camera, "read poses.txt instead")
-    if not bool(torch.isfinite(rows[:, 0]).all()):
-        raise invalid(str(path), "frame numbers", "NaN or inf", CUT_OFF)
+    if not bool((rows[:, 0] == rows[:, 0].round()).all() and torch.isfinite(rows[:, 0]).all()):
+        raise invalid(str(path), "whole frame numbers", "fractions, NaN or inf", CUT_OFF)
     return Trajectory(
         world_from_camera=poses,
         is_metric=True,

@@ -1,11 +1,11 @@
 """Trajectory: a camera path as it came from a file, already in this library's conventions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.lens_batches import require_lens
+from merope.geometry.lens_batches import picked, require_lens
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import check_rigid
 
@@ -60,3 +60,13 @@ class Trajectory:
     def count(self) -> int:
         """Number of poses T."""
         return self.world_from_camera.shape[0]
+
+    def at(self, rows: Tensor) -> "Trajectory":  # [N] -> N poses
+        """Some of its poses, each with its time, lens and name."""
+        return replace(
+            self,
+            world_from_camera=self.world_from_camera[rows],
+            timestamps_s=None if self.timestamps_s is None else self.timestamps_s[rows],
+            lens=None if self.lens is None else picked(self.lens, rows),
+            frame_names=None if self.frame_names is None else tuple(self.frame_names[row] for row in rows.tolist()),
+        )

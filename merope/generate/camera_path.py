@@ -130,13 +130,7 @@ def at_frame_rate(trajectory: Trajectory, fps: float, most: int) -> Trajectory:
 
 def first_frames(path: Trajectory, count: int) -> Trajectory:
     """The beginning of a path."""
-    return replace(
-        path,
-        world_from_camera=path.world_from_camera[:count],
-        timestamps_s=None if path.timestamps_s is None else path.timestamps_s[:count],
-        lens=None if path.lens is None else picked(path.lens, torch.arange(min(count, path.count))),
-        frame_names=None if path.frame_names is None else path.frame_names[:count],
-    )
+    return path.at(torch.arange(min(count, path.count)))
 
 
 def _calibrated_lens(source: PathSource, trajectory: Trajectory) -> Lens:

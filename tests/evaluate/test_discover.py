@@ -91,6 +91,12 @@ def test_a_manifest_cuts_clips_from_longer_paths(tmp_path: Path) -> None:
     (one,) = read_commanded(manifest)
     assert one.clip == ClipName("a", "u-turn")
     assert one.trajectory().world_from_camera[:, 2, 3].tolist() == [2.0, 5.0, 8.0, 11.0]
+    stamps_s = torch.arange(20, dtype=torch.float64)
+    named = Trajectory(straight_drive(20), True, "", stamps_s, frame_names=tuple(map(str, range(20))), time_origin_ns=7)
+    cut = named.at(torch.tensor([2, 5]))
+    assert (cut.frame_names, cut.time_origin_ns) == (("2", "5"), 7)
+    assert cut.timestamps_s is not None
+    assert cut.timestamps_s.tolist() == [2.0, 5.0]
     manifest.write_text(json.dumps(row | {"frames": 9}))
     with pytest.raises(ValueError, match="at least 27"):
         read_commanded(manifest)[0].trajectory()
