@@ -32,6 +32,7 @@ from merope.formats.writing import replace_text
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.provenance import provenance
+from merope.world.clips import WorldClips
 from merope.world.commanded import WorldTest
 
 LOOK_EVERY_S = 1.0
@@ -58,6 +59,15 @@ class _Scoring:
         return all(future.done() for future in self.worlds[self.next_test])
 
 
+@dataclass(frozen=True, eq=False)
+class _Floor:
+    """A floor that processes are working on, and the claim that keeps others from it."""
+
+    clips: WorldClips
+    worlds: Worlds
+    claim: FileLock
+
+
 class Scorer:
     """Recovers poses in processes of its own while rows are trained; writes each test of a row when it is scored."""
 
@@ -69,8 +79,8 @@ class Scorer:
             except OSError as error:
                 got = f"{results} ({error.strerror})"
                 raise invalid("--results", "a folder that can be written to", got, "name another one") from None
-        self._floors: dict[Path, Worlds] = {}
-        self._floor_claims: dict[Path, FileLock] = {}
+        self._floors: dict[Path, _Floor] = {}
+        self._failed_floors: dict[Path, Exception] = {}
         self._rows: list[_Scoring] = []
         self._lock = threading.RLock()  # of all that `writing` does beside
         self.written: list[dict[str, Any]] = []
@@ -103,22 +113,29 @@ class Scorer:
 
     def finish(self, wait: bool) -> None:
         """Write the tests that are scored; with `wait`, all of them. Rows that cannot be written are in `failures`."""
-        with self._lock:
-            worlds = [*self._floors.values(), *(some for row in self._rows for some in row.worlds.values())]
-        futures = [future for some in worlds for future in some]
-        progress = ProgressLine("scoring", len(futures), "worlds")
+        progress, waits = ProgressLine("scoring", len(self._left()), "worlds"), False
         while True:
             with self._lock:
+                self._write_floors()
                 for row in self._rows.copy():
                     self._write_scored(row)
-            left = [future for future in futures if not future.done()]
             if not wait or not self._rows:
                 return
-            progress.show(len(futures) - len(left))
-            if left:
+            if left := self._left():
+                progress.show(max(0, progress.total - len(left)))  # a floor may have come in since
                 wait_for(left, LOOK_EVERY_S, FIRST_COMPLETED)
-            else:  # another process measures a floor
-                time.sleep(LOOK_EVERY_S)
+                continue
+            if not waits:
+                print("waiting for the floor of a test, which another process measures", file=sys.stderr)
+            waits = True
+            time.sleep(LOOK_EVERY_S)
+
+    def _left(self) -> Worlds:
+        """Jobs that are not done."""
+        with self._lock:
+            worlds = [floor.worlds for floor in self._floors.values()]
+            worlds += [some for row in self._rows for some in row.worlds.values()]
+        return [future for some in worlds for future in some if not future.done()]
 
     def earlier(self, config: TrainConfig, tests: Sequence[WorldTest]) -> list[dict[str, Any]]:
         """What was measured of the same weights before. A file of the results folder with other results is refused."""
@@ -156,7 +173,7 @@ class Scorer:
         """Write the row's next test beside those that were written before."""
         test = row.next_test
         scores = scores_of(future.result() for future in row.worlds[test])
-        row.parts.append(scores_of_test(row.config, test, scores, self._floor(row.config, test)))
+        row.parts.append(scores_of_test(row.config, test, scores, json.loads(floor_file(row.config, test).read_text())))
         about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
         text = json.dumps(put_together(about, row.parts, self.earlier(row.config, row.tests)), indent=1)
         del row.worlds[test]
@@ -170,23 +187,42 @@ class Scorer:
         file = floor_file(config, test)
         if file.exists() or self._took_floor(config, test):
             return True
-        if file not in self._floors and self._claim_floor(file):
-            self._floors[file] = self._submit(world_jobs(config, test, None))
-        return file in self._floors and all(future.done() for future in self._floors[file])
+        if file in self._failed_floors:
+            raise self._failed_floors.pop(file)  # the next row tries again
+        if file not in self._floors and (claim := self._claim_on(file)) is not None:
+            try:
+                self._floors[file] = _Floor(world_clips(config), self._submit(world_jobs(config, test, None)), claim)
+            except BaseException:
+                claim.release()
+                raise
+        return False
 
-    def _claim_floor(self, file: Path) -> bool:
-        """Whether this process is to measure a floor: rows that end together would all measure it, for minutes."""
+    def _claim_on(self, file: Path) -> FileLock | None:
+        """Taken if this process is to measure a floor: rows that end together would all measure it, for minutes."""
         file.parent.mkdir(parents=True, exist_ok=True)
         claim = FileLock(file.with_suffix(".lock"), blocking=False, thread_local=False)
         try:
             claim.acquire()
         except Timeout:
-            return False
+            return None
         if file.exists():  # since it was last looked for
             claim.release()
-            return False
-        self._floor_claims[file] = claim
-        return True
+            return None
+        return claim
+
+    def _write_floors(self) -> None:
+        """Write the floors that are measured, whatever became of the rows that asked for them: others wait for them."""
+        for file, floor in [*self._floors.items()]:
+            if not all(future.done() for future in floor.worlds):
+                continue
+            del self._floors[file]
+            try:
+                scores = scores_of(future.result() for future in floor.worlds)
+                replace_text(file, json.dumps(summaries(scores, floor.clips), indent=1))
+            except Exception as error:  # its row will say so
+                self._failed_floors[file] = error
+            finally:
+                floor.claim.release()
 
     def _took_floor(self, config: TrainConfig, test: WorldTest) -> bool:
         """Whether another row of the results folder has the floor of this test; it is kept beside the rows' folders."""
@@ -194,14 +230,6 @@ class Scorer:
         if floor is not None:
             replace_text(floor_file(config, test), json.dumps(floor, indent=1))
         return floor is not None
-
-    def _floor(self, config: TrainConfig, test: WorldTest) -> dict[str, Any]:
-        file = floor_file(config, test)
-        if not file.exists():
-            scores = scores_of(future.result() for future in self._floors[file])
-            replace_text(file, json.dumps(summaries(scores, world_clips(config)), indent=1))
-            self._floor_claims.pop(file).release()
-        return json.loads(file.read_text())
 
 
 def say_and_clear(config: TrainConfig, error: Exception) -> Exception:

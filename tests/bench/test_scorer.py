@@ -154,8 +154,62 @@ def test_a_floor_whose_process_ended_is_measured_by_another(tmp_path: Path) -> N
     first.add(config, [TEST])
     second.add(replace(config), [TEST])
     pools[1].end()
-    first._floor_claims.popitem()[1].release()  # as the end of a process does
+    first._floors.popitem()[1].claim.release()  # as the end of a process does
     second.finish(wait=False)
     pools[1].end()
     second.finish(wait=True)
     assert len(second.written) == 1
+
+
+def test_a_floor_that_cannot_be_begun_fails_its_row_and_not_the_next(tmp_path: Path) -> None:
+    class Broken(ByHand):
+        def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+            if not self.jobs and arguments[0].videos is None:
+                self.jobs.append((arguments[0], Future()))
+                raise OSError("out of memory")
+            return super().submit(call, *arguments, **named)
+
+    pool = Broken()
+    scorer, configs = Scorer(pool, None), [tiny_config(tmp_path / name) for name in ("first", "second")]
+    for config in configs:
+        config.run.out.mkdir()
+    with pytest.raises(OSError, match="memory"):
+        scorer.add(configs[0], [TEST])
+    scorer.add(configs[1], [TEST])
+    pool.end()
+    scorer.finish(wait=True)  # would wait for its own claim
+    assert [result["row"] for result in scorer.written] == ["second"]
+
+
+def test_a_floor_is_written_though_the_row_that_asked_for_it_failed(tmp_path: Path) -> None:
+    config, pool = tiny_config(tmp_path / "row"), ByHand()
+    config.run.out.mkdir()
+    scorer = Scorer(pool, None)
+    scorer.add(config, [TEST])
+    for job, future in pool.jobs:
+        if job.videos is not None:
+            future.set_exception(OSError("no such video"))
+    pool.end()
+    scorer.finish(wait=False)
+    assert len(scorer.failures) == 1
+    assert json.loads(floor_file(config, TEST).read_text()) == {"floor": True}
+    assert not scorer._floors
+
+
+def test_a_floor_that_fails_is_said_once_and_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool, configs = ByHand(), [tiny_config(tmp_path / name) for name in ("first", "second")]
+    scorer = Scorer(pool, None)
+    for config in configs:
+        config.run.out.mkdir()
+    scorer.add(configs[0], [TEST])
+    for job, future in pool.jobs:
+        if job.videos is None:
+            future.set_exception(OSError("no world"))
+    pool.end()
+    scorer.finish(wait=True)
+    assert [str(error) for error in scorer.failures] == ["no world"]
+    scorer.add(configs[1], [TEST])
+    pool.end()
+    scorer.finish(wait=True)
+    assert [result["row"] for result in scorer.written] == ["second"]
+    assert capsys.readouterr().err.count("no world") == 1
