@@ -8,7 +8,7 @@ constexpr u32 kValueOffset = kKeyOffset + kStages * kTileBytes;
 constexpr u32 kBarrierOffset = kValueOffset + kStages * kTileBytes;
 constexpr int kTurningWarps = 4 + 3 * kPhases;  // of half 0, and of half 1 where it depends on the query's camera
 constexpr int kViewWords = 9 + kDirectionWords * kPhases;  // of a key in a camera's view
-constexpr float kWeightShift = 8.f;  // weights are 2^8 e^(s - max): half precision then reaches 2^-32 of the largest
+constexpr float kWeightShift = 8.f;  // the largest weight of the first tile is 2^8: half precision reaches 2^-32 of it
 
 struct AttendParams {
     Tokens q, out;
