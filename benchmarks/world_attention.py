@@ -139,11 +139,10 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=WORLDS)
     parser.add_argument("--steps", type=int, default=STEPS, help="of denoising")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-attention.json"))
-    parser.add_argument("--picture", type=Path, help="(docs/images/world-attention.png, or of the results folder)")
+    parser.add_argument("--picture", type=Path, help="(docs/images/{world,miniature}-attention.png)")
     options = parser.parse_args()
     models = measured(options) if options.models else of_rows(options.results, options.rows)
-    name = "world" if options.models else options.results.name
-    picture = options.picture or IMAGES / f"{name}-attention.png"
+    picture = options.picture or IMAGES / f"{'world' if options.models else 'miniature'}-attention.png"
     draw_attention(models, picture)
     drawn = [picture]
     if all("amplitude_by_block" in drive for seeds in models.values() for seed in seeds for drive in seed):

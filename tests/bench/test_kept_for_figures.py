@@ -6,21 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from merope.bench import rows
-from merope.bench.generated import generated_file
 from merope.bench.rows import run_rows
 from merope.bench.scorer import Scorer
 from merope.bench.scores import with_seed
-from merope.bench.stills import keep_stills, read_stills, still_frames, stills_file, true_stills
+from merope.bench.stills import read_stills, still_frames, stills_file, true_stills
 from merope.bench.straight_drives import LENGTHS_M, attention_file, read_straight_drives
 from merope.bench.table import read_rows, tables
 from merope.evaluate.workers import InThisProcess
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.world.clips import WorldClips
-from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world
+from merope.world.commanded import FIRST_TEST_SEED, WorldTest, clips_of_world
+from tests.bench.grey_stills import HEIGHT, WIDTH, write_grey_stills
 from tests.train.tiny_runs import tiny_config
 
 TEST = WorldTest(worlds=2, steps=1)
@@ -28,7 +27,9 @@ CPU = torch.device("cpu")
 
 
 def small_config(folder: Path, *changes: str) -> TrainConfig:
-    return with_seed(tiny_config(folder / "row", "run.steps=1", "data.height=48", "data.width=64", *changes), 0)
+    return with_seed(
+        tiny_config(folder / "row", "run.steps=1", f"data.height={HEIGHT}", f"data.width={WIDTH}", *changes), 0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +42,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Path]:
 
 
 def test_stills_are_cut_up_as_they_were_put_together(tmp_path: Path) -> None:
-    """Every frame of every clip has a grey of its own."""
-    config, grey = small_config(tmp_path), torch.arange(6 * 4).reshape(2, 3, 4) * 10
-    videos = grey.to(torch.uint8)[..., None, None, None].expand(-1, -1, -1, 48, 64, 3).contiguous()
-    clips = {
-        f"world-{seed}-{name}": videos[w, m] for w, seed in enumerate(TEST.seeds) for m, name in enumerate(MANOEUVRES)
-    }
-    config.run.out.mkdir()
-    save_file(clips, generated_file(config, TEST))
-    stills = read_stills(keep_stills(config, TEST, tmp_path / "results", CPU))
+    greys = torch.arange(2 * 3 * 4).reshape(2, 3, 4) * 10
+    stills = read_stills(write_grey_stills(tmp_path, "row", greys))
     assert stills.frames == [1, 2, 3]
-    assert stills.pictures.shape == (2, 3, 3, 48, 64, 3)
-    assert (stills.pictures.float() - videos[:, :, 1:].float()).abs().max() <= 2.0
-    assert (stills.row, stills.clips, stills.test) == ("row", world_clips(config), TEST)
+    assert stills.pictures.shape == (2, 3, 3, HEIGHT, WIDTH, 3)
+    assert (stills.pictures - greys[:, :, 1:, None, None, None]).abs().max() <= 2
+    assert (stills.row, stills.test) == ("row", WorldTest(worlds=2, steps=1))
+    assert stills.clips == WorldClips(frames=4, height=HEIGHT, width=WIDTH, prefix_frames=2)
 
 
 def test_true_stills_are_rendered_from_what_the_file_says(made: tuple[TrainConfig, Path]) -> None:
