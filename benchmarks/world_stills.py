@@ -28,8 +28,6 @@ TITLE_PX, TIMES_PX, FONT_PX = 30, 24, 16
 LABEL_LETTERS = 15
 PAPER, INK, GREY = "#ffffff", "#222222", "#777777"
 TRUTH = "what the camera would see"
-COMMANDS = {"left": "turn to the left", "original": "as driven", "right": "turn to the right"}
-"""In the order of the columns."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,11 @@ class Column:
 
 
 def column_groups(stills: Stills) -> dict[str, list[Column]]:
-    """By title: the frame that all paths begin with, then of every path one on the way and the last one."""
-    last = len(stills.frames) - 1
-    later = sorted({(last + 1) // 2, last})
-    return {"given": [Column("original", 0)]} | {
-        title: [Column(name, still) for still in later] for name, title in COMMANDS.items()
-    }
+    """By title: the frame that all paths begin with, then the last two of every path."""
+    later, turn = range(1, len(stills.frames))[-2:], f"{stills.test.turn_deg:g}° further"
+    titles = {"left": f"{turn} left", "original": "as driven", "right": f"{turn} right"}
+    paths = {title: [Column(name, still) for still in later] for name, title in titles.items()}
+    return {"given": [Column("original", 0)]} | paths
 
 
 def comparable(results: Path, seed: int, wanted: Sequence[str] | None) -> list[Stills]:
