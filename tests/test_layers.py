@@ -29,7 +29,7 @@ ALLOWED = {
     "generate": "adapters curation draw errors formats geometry",
     "paper": "adapters attention draw encodings errors formats generate geometry",
     "train": "adapters attention curation datasets draw encodings errors formats generate geometry world",
-    "bench": "adapters draw errors evaluate formats generate geometry train world",
+    "bench": "adapters draw errors evaluate formats generate geometry paper train world",
     "demo": "adapters draw errors evaluate formats generate geometry world",
     "studio": "adapters demo errors evaluate formats generate geometry world",
     "commands": "bench curation datasets demo draw errors evaluate formats generate geometry paper studio train",

@@ -6,7 +6,9 @@ Those of a model with a VAE are kept as latents, which are a fraction of the siz
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,7 @@ from merope.formats.video import as_bytes
 from merope.formats.writing import replacing
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.causal_clips import streamed_clip, streamed_latents
+from merope.generate.frame_coding import VaeCoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 from merope.train.build import world_clips
@@ -120,6 +123,47 @@ def generated_file(config: TrainConfig, test: WorldTest) -> Path:
     """Where the videos of a row lie; those of a stretched test have their own file."""
     name = "generated" if test.stretch == 1.0 else f"generated-x{test.stretch:g}"
     return config.run.out / f"{name}.safetensors"
+
+
+def vae_folder(config: TrainConfig) -> Path | None:
+    """What the latents of a row are decoded with; None: its videos are kept as frames."""
+    folder = pipeline_folder(config) / "vae"
+    return folder if folder.is_dir() else None
+
+
+@torch.no_grad()
+def kept_video(
+    file: Path, name: str, vae: Path | None, device: torch.device
+) -> Tensor:  # uint8 [T, H, W, 3], on the CPU
+    """A clip of a file of `generate_row`."""
+    with safe_open(file, "pt") as videos:
+        kept: Tensor = videos.get_tensor(name)
+    if vae is None:
+        if kept.dtype != torch.uint8:
+            fix = "run from the root of the checkout, with model.pretrained as a folder"
+            raise invalid(f"{file}: {name}", "frames, or latents of a model whose VAE is in a folder", kept.dtype, fix)
+        return kept
+    with _without_tf32():
+        frames = _coding(vae, device).decode_latents(kept[None].float())[0]
+    return as_bytes((frames.movedim(0, -1) + 1.0) / 2.0).cpu()
+
+
+@lru_cache(maxsize=1)
+def _coding(vae: Path, device: torch.device) -> VaeCoding:
+    """One for all clips of a row that a process decodes."""
+    coding = VaeCoding(vae)
+    coding.vae.to(device)
+    return coding
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """As on a CPU, or scores would depend on the machine. Training in the same process keeps what it has."""
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:

@@ -7,6 +7,7 @@ import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,6 +16,8 @@ from filelock import FileLock, Timeout
 from merope.bench.generated import generate_row
 from merope.bench.result_files import check_nothing_is_trained_again
 from merope.bench.scorer import Scorer, say_and_clear
+from merope.bench.stills import keep_stills
+from merope.bench.straight_drives import has_parallel_branch, keep_straight_drives
 from merope.train.config import TrainConfig
 from merope.train.loop import train
 from merope.train.provenance import steps_done, timed_piece
@@ -55,7 +58,7 @@ def run_rows(
                     break
                 done += 1
             except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
-                failures.append(say_and_clear(config, error))
+                failures.append(say_and_clear(config.run.out.name, error))
                 if not _could_free_gpu():
                     break
         scorer.finish(wait=True)
@@ -94,8 +97,26 @@ def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, u
         generate_row(config, test, device)
     if until == "scored":
         scorer.add(config, tests)
+    if scorer.results is not None:
+        _keep_for_figures(config, tests[0], scorer.results, device, has_videos=until != "trained")
     _free_model()
     return True
+
+
+def _keep_for_figures(
+    config: TrainConfig, test: WorldTest, results: Path, device: torch.device, has_videos: bool
+) -> None:
+    """Keep what figures need of weights and videos, which may be gone tomorrow. An error costs the row nothing."""
+    wanted: dict[str, Callable[[], Path]] = {}
+    if has_videos:
+        wanted["stills"] = lambda: keep_stills(config, test, results, device)
+    if has_parallel_branch(config):
+        wanted["straight drives"] = lambda: keep_straight_drives(config, results, device)
+    for what, keep in wanted.items():
+        try:
+            keep()
+        except Exception as error:
+            say_and_clear(f"{what} of {config.run.out.name}", error)
 
 
 def _free_model() -> None:

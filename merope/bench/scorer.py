@@ -163,7 +163,7 @@ class Scorer:
                 result = self._write_test(row)
         except Exception as error:  # of a process that recovered poses: it is no fault of the next row
             self._rows.remove(row)
-            self.failures.append(say_and_clear(row.config, error))
+            self.failures.append(say_and_clear(row.config.run.out.name, error))
             return
         if not row.worlds:
             self._rows.remove(row)
@@ -232,9 +232,9 @@ class Scorer:
         return floor is not None
 
 
-def say_and_clear(config: TrainConfig, error: Exception) -> Exception:
+def say_and_clear(what: str, error: Exception) -> Exception:
     """Print an error and clear the variables of its frames: they would keep a model on the GPU for the next row."""
-    print(f"{config.run.out.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    print(f"{what} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)

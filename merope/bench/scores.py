@@ -7,17 +7,14 @@ import pickle
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from merope.bench.generated import UNSAID_PRECISION, about_videos, generated_file, pipeline_folder
+from merope.bench.generated import UNSAID_PRECISION, about_videos, generated_file, kept_video, vae_folder
 from merope.bench.result_files import SCORING
-from merope.errors import invalid
 from merope.evaluate.summary import summarise
 from merope.evaluate.world_scores import (
     FLOOR_NOISE,
@@ -28,8 +25,6 @@ from merope.evaluate.world_scores import (
     score_clip,
     score_floor,
 )
-from merope.formats.video import as_bytes
-from merope.generate.frame_coding import VaeCoding
 from merope.geometry.lenses import Lens
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
@@ -37,7 +32,6 @@ from merope.train.provenance import device_name
 from merope.world.clips import WorldClips
 from merope.world.commanded import MANOEUVRES, CommandedClip, WorldTest, clips_of_world
 
-FIX = "run from the root of the checkout, with model.pretrained as a folder"
 COLMAP_ROWS = 144
 """Height from which on COLMAP finds the poses of true renders."""
 COLMAP_WORLDS = 12
@@ -64,8 +58,8 @@ class WorldJob:
 
 def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> list[WorldJob]:
     """One job per world: of a row's generated videos, or of the floor, which does not depend on the row."""
-    clips, prefix, vae = world_clips(config), config.objective.prefix_frames, pipeline_folder(config) / "vae"
-    decoder = vae if videos is not None and vae.is_dir() else None
+    clips, prefix = world_clips(config), config.objective.prefix_frames
+    decoder = None if videos is None else vae_folder(config)
     return [WorldJob(test, clips, seed, prefix, videos, decoder) for seed in test.seeds]
 
 
@@ -88,7 +82,7 @@ def score_world(job: WorldJob) -> bytes:
         )
     scores = []
     for clip in commanded:
-        video = _video(job.videos, clip.name, job.vae, device)
+        video = kept_video(job.videos, clip.name, job.vae, device)
         scores.append(_by_both(score_clip(clip, video, job.prefix_frames), clip, video, job))
     return pickle.dumps(scores)
 
@@ -99,27 +93,6 @@ def _by_both(score: Score, clip: CommandedClip, video: Tensor, job: WorldJob) ->
     is_in_view = job.seed in job.test.seeds[:COLMAP_WORLDS] and job.test.stretch == 1.0
     is_asked = is_in_view and video.shape[1] >= COLMAP_ROWS
     return replace(score, colmap=colmap_score(clip, video)) if is_asked else score
-
-
-@torch.no_grad()
-def _video(file: Path, name: str, vae: Path | None, device: torch.device) -> Tensor:  # uint8 [T, H, W, 3], on the CPU
-    with safe_open(file, "pt") as videos:
-        kept: Tensor = videos.get_tensor(name)
-    if vae is None:
-        if kept.dtype != torch.uint8:
-            raise invalid(f"{file}: {name}", "frames, or latents of a model whose VAE is in a folder", kept.dtype, FIX)
-        return kept
-    frames = _coding(vae, device).decode_latents(kept[None].float())[0]
-    return as_bytes((frames.movedim(0, -1) + 1.0) / 2.0).cpu()
-
-
-@lru_cache(maxsize=1)
-def _coding(vae: Path, device: torch.device) -> VaeCoding:
-    """One for all clips that a process scores."""
-    torch.backends.cudnn.allow_tf32 = False  # as on a CPU, or scores would depend on the machine
-    coding = VaeCoding(vae)
-    coding.vae.to(device)
-    return coding
 
 
 def scores_of(worlds: Iterable[bytes]) -> list[Score]:

@@ -21,7 +21,10 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     longer = "also test on paths so many times as long, in half of the worlds"
     parser.add_argument("--stretch", type=float, nargs="+", default=[], metavar="FACTOR", help=longer)
     parser.add_argument("--workers", type=int, default=2, help="processes that recover poses (2)")
-    copied = "folder that gets a copy of the scores, for the table; other tests of the same weights stay in its file"
+    copied = (
+        "folder that gets a copy of the scores, for the table, and what figures need; "
+        "other tests of the same weights stay in its file"
+    )
     parser.add_argument("--results", type=Path, metavar="DIR", help=copied)
     stage = "how far to go (scored); later stages pick up what earlier ones left in the folder"
     parser.add_argument("--until", choices=("trained", "generated", "scored"), default="scored", help=stage)

@@ -34,12 +34,12 @@ def read_image(path: Path, height: int, width: int) -> Tensor:  # uint8 [H, W, 3
     return torch.from_numpy(np.asarray(rgb).copy())
 
 
-def write_image(image: Tensor, path: Path) -> None:  # uint8 [H, W, 3]
-    """PNG or JPEG, by the file's suffix."""
+def write_image(image: Tensor, path: Path, quality: int = 95) -> None:  # uint8 [H, W, 3]
+    """PNG, JPEG or WebP, by the file's suffix; the last two lose what the quality lets them."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(image.cpu().numpy()).save(path, quality=95)
+    Image.fromarray(image.cpu().numpy()).save(path, quality=quality)
 
 
 def read_video(path: Path, indices: list[int], height: int, width: int) -> Tensor:  # uint8 [T, H, W, 3]

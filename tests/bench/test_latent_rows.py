@@ -15,6 +15,7 @@ from merope.bench.groups import MINIATURE
 from merope.bench.rows import run_rows
 from merope.bench.scorer import Scorer
 from merope.bench.scores import COLMAP_ROWS, with_seed
+from merope.bench.stills import read_stills, stills_file
 from merope.evaluate.workers import InThisProcess
 from merope.evaluate.world_scores import psnr_db
 from merope.formats.video import as_bytes
@@ -25,7 +26,7 @@ from merope.train.config import TrainConfig
 from merope.train.latent_pool import encoder_digest
 from merope.train.toml_config import read_config
 from merope.world.clips_file import read_clips
-from merope.world.commanded import FIRST_TEST_SEED, WorldTest, clips_of_world
+from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES, WorldTest, clips_of_world
 from tests.train.tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
@@ -61,10 +62,14 @@ def test_a_row_of_latents_is_scored_by_both_estimators(tmp_path: Path, monkeypat
     (result,) = scorer.written
     assert result == json.loads((tmp_path / "results" / "row-seed0.json").read_text())
     pipe, clips = load_trained(config, CPU), world_clips(config)
+    stills = read_stills(stills_file(config, tmp_path / "results"))
     for clip in clips_of_world(TEST.paths(clips, FIRST_TEST_SEED), clips, FIRST_TEST_SEED, CPU):
         assert kept[clip.name].shape == (4, 3, 4, 8)
         decoded = pipe.decode_latents(kept[clip.name][None].float())[0]
         video = as_bytes((decoded.movedim(0, -1) + 1) / 2)
+        shown = stills.pictures[0, MANOEUVRES.index(clip.manoeuvre)]
+        greys = torch.stack([frames.float().mean(-1).flatten() for frames in (shown, video[stills.frames])])
+        assert greys.corrcoef()[0, 1] > 0.9  # decoded noise, of which WebP loses the colours
         said = result["clips"][clip.name]
         assert said["psnr_db"] == pytest.approx(psnr_db(video[5:], clip.true[5:]), abs=1e-3)
         assert 0.0 <= said["colmap_percent"] <= 100.0
