@@ -85,13 +85,6 @@ def test_a_table_of_kitti360_gives_the_cameras_of_its_scripts() -> None:
         assert (float(path.lens.fx), float(path.lens.cy), path.lens.width) == (552.554, 238.769, 1408)
 
 
-def test_a_table_of_kitti360_with_half_a_frame_is_refused(tmp_path: Path) -> None:
-    broken = tmp_path / "cam0_to_world.txt"
-    broken.write_text("1.5 " + " ".join(str(float(x)) for x in torch.eye(4).flatten().tolist()) + "\n")
-    with pytest.raises(ValueError, match="whole frame numbers"):
-        formats.read(broken, format="kitti360")
-
-
 def test_a_capture_of_arkit_by_way_of_nerfstudio() -> None:
     path = formats.read(POSES / "record3d_nerfstudio.json")
     assert formats.detect(POSES / "record3d_nerfstudio.json") == "nerfstudio"

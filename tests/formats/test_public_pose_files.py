@@ -63,7 +63,8 @@ def test_kitti360_tables_of_the_camera_and_of_the_car(tmp_path: Path) -> None:
         ("1 1 0 0 0 0 1 0 0 0 0 1 0 0 0 0 1\n", {"camera": 1}, "camera must be 0 for .*path"),
         ("1 1 0 0 0 0 1 0 0 0 0 1 0 0 0 0 1\n", {"camera": 2}, "camera must be 0 or 1"),
         ("1 1 0 0 0 0 1 0 0 0 0 1 0 0 0 0 1\n2 1 0 0\n", {}, "path:2 must be 17 numbers"),
-        ("nan 1 0 0 0 0 1 0 0 0 0 1 0 0 0 0 1\n", {}, "path must be frame numbers"),
+        ("nan 1 0 0 0 0 1 0 0 0 0 1 0 0 0 0 1\n", {}, "path must be whole frame numbers"),
+        ("1.5 1 0 0 0 0 1 0 0 0 0 1 0 0 0 0 1\n", {}, "path must be whole frame numbers"),
     ],
 )
 def test_kitti360_refuses(tmp_path: Path, text: str, options: dict[str, Any], message: str) -> None:
