@@ -36,7 +36,7 @@ class CameraBranchConfig:
     integration: "parallel" (the paper's branch), "rerope" (camera channels in the backbone's own attention, no new
         parameters), "additive" (the CameraCtrl-style baseline), "recammaster", "motionctrl", "modulation",
         "epipolar", "raype" or "roce" (docs/bases.md).
-    compression: C; the branch has width / C channels in heads // C heads (Wan2.2 5B, C = 4: 6 heads of 128).
+    compression: C; the branch has width / C channels in heads // C heads, at least one (Wan2.2 5B, C = 4: 6 of 128).
     blocks: "alternating" (1, 3, 5, …), "every", "peak" (11 and 13) or a list of block indices.
     qk_norm: None (the paper's parameter count leaves no room for one) or "rms".
     carve: for "rerope", channels that the time, row and column band of a head give up; heads of 128 have a default.
@@ -107,13 +107,14 @@ def check_saved(config: Mapping[str, Any]) -> None:
 
 
 def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, int]:
-    """Number of heads and channels per head of a branch: width / C channels in heads // C heads.
+    """Number of heads and channels per head of a branch: width / C channels in heads // C heads, at least one.
 
-    Where C does not divide the number of heads the heads grow wider: 12 heads of 128, C = 8, give one of 192.
+    Where C does not divide the number of heads the heads grow wider: 12 heads of 128, C = 8, give one of 192. Where
+    C is larger, the one head is narrower than the model's: 3 heads of 128, C = 6, give one of 64.
     """
-    width, count = num_heads * head_dim, num_heads // compression
-    if count < 1 or width % (compression * count):
-        expected = f"at most {num_heads}, dividing the width {width} into whole heads"
+    width, count = num_heads * head_dim, max(num_heads // compression, 1)
+    if width % (compression * count):
+        expected = f"dividing the width {width} into whole heads"
         raise invalid("compression", expected, compression, f"take a divisor of {num_heads}")
     return count, width // compression // count
 

@@ -54,6 +54,7 @@ MINIATURE: Groups = {
     "Anchor frames, frequencies, injection": (
         *("transport", "single-frequency", "every-block", "peak-blocks", "rerope"),
     ),
+    "Width of the branch": ("compression-2", "compression-3", "compression-6"),
     "Mixed lenses": (
         *("mixed-lenses-ucpe", "mixed-lenses-raynova", "mixed-lenses-merope", "mixed-lenses-direction-phases"),
     ),

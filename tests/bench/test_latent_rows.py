@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 from tiny_pipelines import miniature_vae
 
+from merope.adapters.attachment import attach
 from merope.bench import scores
 from merope.bench.generated import generated_file, load_trained
 from merope.bench.groups import MINIATURE
@@ -103,6 +105,20 @@ def test_the_base_model_fits_its_rows() -> None:
     assert made.model.vae is not None
     assert encoder_digest(pipe.vae) == encoder_digest(VaeCoding(CONFIGS.parents[1] / made.model.vae).vae)
     assert pipe.causal_block_frames is None
+
+
+def test_rows_of_compression_narrow_the_branch() -> None:
+    """The numbers of docs/world-benchmark.md."""
+    narrowed = {}
+    for row in ("merope", *MINIATURE["Width of the branch"]):
+        config = read_config(TrainConfig, CONFIGS / f"{row}.toml", [])
+        assert config.branch != "none"
+        with torch.device("meta"):
+            sizes = WanTransformer3DModel.load_config(CONFIGS.parents[1] / BASE / "transformer")
+            branch = attach(WanTransformer3DModel.from_config(sizes), config.branch)
+        (heads,) = {(block.heads, block.encoding.head_dim) for block in branch.processors().values()}
+        narrowed[config.branch.compression] = (*heads, sum(weight.numel() for weight in branch.parameters()))
+    assert narrowed == {1: (3, 128, 2_365_440), 2: (1, 192, 1_183_488), 3: (1, 128, 789_504), 6: (1, 64, 395_520)}
 
 
 @pytest.mark.parametrize("row", [row for rows in MINIATURE.values() for row in rows])

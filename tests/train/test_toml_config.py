@@ -153,7 +153,8 @@ def test_every_shipped_config_takes_the_lenses_of_its_data(file: Path) -> None:
         assert make_features(branch.encoding, options, scale).features(cameras, (2, 3)).isfinite().all()
         return
     make = make_carved_encoding if branch.integration == "rerope" else make_encoding
-    encoding = make(branch.encoding, 96 if branch.integration == "rerope" else 128, options, scale)
+    channels = 96 if branch.integration == "rerope" else sum(options.get("partition", (128,)))
+    encoding = make(branch.encoding, channels, options, scale)
     content = torch.zeros(1, 6 * cameras.count, encoding.content_channels) if encoding.content_channels else None
     plan = encoding.plan(cameras, (2, 3), content=content)
     assert plan.operator(0, plan.key_tokens - 1).isfinite().all()
