@@ -9,13 +9,14 @@ from merope.errors import invalid
 from merope.train.clip_pool import Growth
 from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig
-from merope.train.latent_pool import LatentPool, PooledStream, encoder_digest
+from merope.train.latent_pool import LatentPool, PooledHistoryStream, PooledStream, encoder_digest
 from merope.train.mixed_streams import mixed_stream
 from merope.train.model import Model
 from merope.train.parallel import Ranks
 from merope.train.streams import Ahead, Share, Stream, WorldHistoryStream, WorldStream
 from merope.world.clips import WorldClips, as_video
 from merope.world.kept_renders import KeptRenders
+from merope.world.revisits import EarlierDrives
 
 
 def build_stream(config: TrainConfig, model: Model, ranks: Ranks) -> Stream:
@@ -42,7 +43,13 @@ def world_stream(config: TrainConfig, data: WorldData, model: Model, share: Shar
         kept = None if data.keep_renders is None else KeptRenders(data.keep_renders, encoder)
         pool = LatentPool(clips, data.worlds, encode, model.device, kept)
         growth = Growth(data.first_worlds, data.worlds_per_step, data.worlds)
-        return PooledStream(*common, encode=encode, pool=pool, growth=growth)
+        if config.history is None:
+            return PooledStream(*common, encode=encode, pool=pool, growth=growth)
+        earlier = EarlierDrives(clips, config.history.frames, model.pipeline.strides.frames)
+        references = LatentPool(earlier, data.worlds, encode, model.device, kept)
+        return PooledHistoryStream(
+            *common, encode=encode, pool=pool, growth=growth, earlier=earlier, references=references
+        )
     kept = None if data.keep_renders is None else KeptRenders(data.keep_renders)
     kind = WorldStream if config.history is None else partial(WorldHistoryStream, history=config.history)
     stream = kind(*common, kept, encode)
@@ -50,14 +57,14 @@ def world_stream(config: TrainConfig, data: WorldData, model: Model, share: Shar
 
 
 def _check_history(config: TrainConfig, data: WorldData, model: Model) -> None:
-    """Frames of other drives are rendered for every clip anew, as pixels."""
-    if config.history is None:
+    """Without a pool, frames of other drives are rendered for every clip anew, as pixels."""
+    if config.history is None or data.worlds is not None:
         return
-    for name, value in (("data.keep_renders", data.keep_renders), ("data.worlds", data.worlds)):
-        if value is not None:
-            raise invalid(name, "none with [history]", value, "leave it out")
+    if data.keep_renders is not None:
+        fix = "leave it out, or set data.worlds"
+        raise invalid("data.keep_renders", "none with [history] and fresh worlds", data.keep_renders, fix)
     if model.pipeline.vae is not None:
-        fix = "leave out [history], or train on another kind of data"
+        fix = "set data.worlds, which keeps references as latents"
         raise invalid('[history] with data.kind "world"', "a pixel-space model", "a model with a VAE", fix)
 
 

@@ -254,10 +254,16 @@ class TrainConfig:
         if not self.data.knows_places:
             kinds = " or ".join(f'"{name}"' for name, kind in DATA_KINDS.items() if kind.knows_places)
             raise invalid("data.kind with [history]", kinds, repr(self.data.kind), "places are known for these alone")
-        for name, value in (("run.micro_batch", self.run.micro_batch), ("parallel.context", self.parallel.context)):
-            if value != 1:
-                fix = "clips have different numbers of references"
-                raise invalid(f"{name} with [history]", "1", value, fix)
+        if self.parallel.context != 1:
+            fix = "share clips with parallel.shard"
+            raise invalid("parallel.context with [history]", "1", self.parallel.context, fix)
+        is_pooled = isinstance(self.data, WorldData) and self.data.worlds is not None
+        if self.run.micro_batch != 1 and not is_pooled:
+            fix = "clips have different numbers of references"
+            raise invalid("run.micro_batch with [history]", "1", self.run.micro_batch, fix)
+        if self.history.conflict_rate and is_pooled:
+            fix = "the clips of a pool are cleared for their own drive, not for the lane beside"
+            raise invalid("history.conflict_rate with data.worlds", "0", self.history.conflict_rate, fix)
 
     def learnt(self) -> dict[str, Any]:
         """What decides the result of a run, for comparing it with the run that a checkpoint came from."""

@@ -5,7 +5,7 @@ A clip of the miniature is 18 MB of floating-point frames and 0.4 MB of latents,
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merope.adapters.history import HistoryReferences
+from merope.curation.retrieve import HISTORY_TIME_TAG
 from merope.draw.progress import ProgressLine
 from merope.geometry.cameras import Cameras
 from merope.train.clip_pool import RENDERED_AT_ONCE, Growth
-from merope.train.streams import Examples, WorldStream
+from merope.train.streams import Examples, Wanted, WorldStream
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips, by_view
 from merope.world.kept_renders import KeptRenders
+from merope.world.revisits import EarlierDrives
 
 KEPT_AS = torch.float16
 """Latents are of the order of 1: three digits are more than a VAE's own error."""
@@ -29,11 +32,14 @@ POSES = "poses"
 
 
 class LatentPool:
-    """Encoded clips, one world each, in the order of their seeds. They are the same in every run."""
+    """Encoded clips, one world each, in the order of their seeds. They are the same in every run.
+
+    Or the references of such clips, each encoded by itself.
+    """
 
     def __init__(
         self,
-        clips: WorldClips,
+        clips: WorldClips | EarlierDrives,
         size: int,
         encode: Callable[[Tensor], Tensor],  # uint8 [B, T, H, W, 3] -> [B, C, T', H', W']
         device: torch.device,
@@ -90,8 +96,7 @@ class LatentPool:
             return self.clips.cameras(seeds, self.device)
 
         def latents() -> Tensor:
-            frames = by_view(self.clips.pictures(seeds, cameras()), self.clips.views)
-            return self.encode(frames).unflatten(0, (-1, self.clips.views)).to(KEPT_AS)
+            return self._encoded(seeds, cameras()).to(KEPT_AS)
 
         def poses() -> Tensor:
             return cameras().world_from_camera
@@ -102,6 +107,17 @@ class LatentPool:
         find, drives = self.kept.clips if is_patient else self.kept.clips_unless_busy, replace(self.kept, encoder=POSES)
         found = find(self.clips, seeds, latents)
         return None if found is None else (found, drives.clips(self.clips, seeds, poses))
+
+    def _encoded(self, seeds: Sequence[int], cameras: Cameras) -> Tensor:  # [B, views, C, T', H', W']
+        frames = by_view(self.clips.pictures(seeds, cameras), self.clips.views)
+        return self.encode(frames).unflatten(0, (-1, self.clips.views))
+
+    def made_for(
+        self, seeds: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:  # [B, views, C, T', H', W'], [B, views · T, 4, 4]
+        """Clips of any other worlds and their poses, made now and not kept."""
+        cameras = self.clips.cameras(seeds, self.device)
+        return self._encoded(seeds, cameras), cameras.world_from_camera
 
     def _memory(self, shape: torch.Size) -> Tensor:  # [size, views, C, T', H', W']
         """On the GPU if that leaves half of what is free, else in pinned memory of the CPU."""
@@ -135,12 +151,49 @@ class PooledStream(WorldStream):
     def step(self, step: int) -> Iterator[Examples]:
         count = self.fill(step)
         for places in self.share.places(self.batch_size):
-            numbers = [self._number(step, place // self.noise_draws, count) for place in places]
-            yield self._labelled([self.pool.seed(number) for number in numbers], places, *self.pool.drawn(numbers))
+            yield self._drawn([self._number(step, place // self.noise_draws, count) for place in places], places)
+
+    def _drawn(self, numbers: list[int], places: tuple[int, ...]) -> Examples:
+        return self._labelled([self.pool.seed(number) for number in numbers], places, *self.pool.drawn(numbers))
 
     def _number(self, step: int, draw: int, count: int) -> int:
         state = np.random.SeedSequence((self.seed, step, draw, 2)).generate_state(1, np.uint64)[0]
         return int(state) % count
+
+
+@dataclass(frozen=True)
+class PooledHistoryStream(PooledStream):
+    """Clips drawn from a pool, with references from a pool of their own: as many for every clip."""
+
+    earlier: EarlierDrives = field(kw_only=True)
+    references: LatentPool = field(kw_only=True)  # of the same clips
+
+    def fill(self, step: int) -> int:
+        count = super().fill(step)
+        self.references.fill(count)
+        return count
+
+    def _drawn(self, numbers: list[int], places: tuple[int, ...]) -> Examples:
+        seeds = [self.pool.seed(number) for number in numbers]
+        return self._with_history(super()._drawn(numbers, places), seeds, *self.references.drawn(numbers))
+
+    def _examples(self, wanted: Sequence[Wanted]) -> list[Examples]:
+        """Of worlds that are held out, which are in no pool."""
+        return [
+            self._with_history(examples, seeds, *self.references.made_for(seeds))
+            for examples, (_, seeds, _) in zip(super()._examples(wanted), wanted, strict=True)
+        ]
+
+    def _with_history(
+        self,
+        examples: Examples,
+        seeds: Sequence[int],
+        latents: Tensor,  # [B, R, C, 1, H', W']
+        poses: Tensor,  # [B, R, 4, 4]
+    ) -> Examples:
+        cameras = Cameras(poses, self.clips.lenses(seeds).to(self.device), plan_dtype=torch.float32)
+        times = torch.tensor(self.earlier.matched, dtype=torch.float64, device=self.device) + HISTORY_TIME_TAG
+        return replace(examples, history=HistoryReferences(latents.squeeze(3).transpose(1, 2), cameras, times))
 
 
 def encoder_digest(vae: Any) -> str:  # AutoencoderKLWan

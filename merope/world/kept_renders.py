@@ -16,6 +16,7 @@ from torch import Tensor
 
 from merope.formats.writing import replace_tensors
 from merope.world.clips import WorldClips
+from merope.world.revisits import EarlierDrives
 
 PACKAGE = Path(__file__).parents[1]
 DRAWN_BY = ("world", "geometry")
@@ -34,7 +35,7 @@ class KeptRenders:
 
     def clips(
         self,
-        clips: WorldClips,
+        clips: WorldClips | EarlierDrives,
         seeds: Sequence[int],
         make: Callable[[], Tensor],  # -> [B, …], any device
     ) -> Tensor:  # [B, …] on the CPU if it was kept
@@ -45,7 +46,7 @@ class KeptRenders:
 
     def clips_unless_busy(
         self,
-        clips: WorldClips,
+        clips: WorldClips | EarlierDrives,
         seeds: Sequence[int],
         make: Callable[[], Tensor],  # -> [B, …], any device
     ) -> Tensor | None:  # [B, …] on the CPU if it was kept
@@ -53,7 +54,7 @@ class KeptRenders:
         return self._clips(clips, seeds, make, is_patient=False)
 
     def _clips(
-        self, clips: WorldClips, seeds: Sequence[int], make: Callable[[], Tensor], is_patient: bool
+        self, clips: WorldClips | EarlierDrives, seeds: Sequence[int], make: Callable[[], Tensor], is_patient: bool
     ) -> Tensor | None:
         file = self.folder / f"{self._digest(clips, seeds)}.safetensors"
         kept = _read(file)
@@ -71,7 +72,7 @@ class KeptRenders:
             return None
         return made
 
-    def _digest(self, clips: WorldClips, seeds: Sequence[int]) -> str:
+    def _digest(self, clips: WorldClips | EarlierDrives, seeds: Sequence[int]) -> str:
         parts = (_source(), clips, tuple(seeds), *filter(None, [self.encoder]))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -5,12 +5,15 @@ second is a lane away: the lateral conflict of the paper's training. Retrieval i
 (merope.curation.retrieve).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from merope.curation.retrieve import FrameTable, History, HistoryIndex, Target
+from merope.curation.retrieve import FrameTable, History, HistoryIndex, Target, spread_frames
+from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 from merope.geometry.trajectories import interpolate
 from merope.world.clips import OTHER_DRIVES, WorldClips, as_video, dice
@@ -43,7 +46,8 @@ def retrieve_revisits(
     device: torch.device | str = "cpu",
 ) -> WorldReferences:
     """References of a clip. One number is drawn: whether they come from the lane beside."""
-    path, (again, beside) = clips.path(seed), other_drives(clips, seed)
+    path = clips.path(seed)
+    again, beside = other_drives(path, seed)
     table = FrameTable(
         world_from_camera=torch.cat((again, beside)),
         location=["world"] * 2 * len(path),
@@ -56,13 +60,66 @@ def retrieve_revisits(
     return WorldReferences(history, cameras.to(device), there_and_back[None].to(device))
 
 
-def other_drives(clips: WorldClips, seed: int) -> tuple[Tensor, Tensor]:  # [T, 4, 4] twice
-    """The same path on another day, and in the lane to its left or right."""
-    path = clips.path(seed)
-    shares = torch.rand(5, dtype=torch.float64, generator=dice(seed, OTHER_DRIVES))
-    aside, phase, beside_phase, side, jitter = (2 * shares - 1).tolist()
+@dataclass(frozen=True)
+class EarlierDrives:
+    """Pictures that an earlier drive took along the path of each clip, one for each of the same latent frames.
+
+    So all clips have as many, and can be learnt together. The drive keeps within what is cleared for the clip: its
+    pictures show the very world of the clip, and the clip stays as it is.
+    """
+
+    clips: WorldClips
+    count: int  # references asked for
+    latent_stride: int  # RGB frames per latent frame
+    frames: ClassVar[int] = 1  # references are pictures by themselves, as views of one frame
+
+    @property
+    def views(self) -> int:
+        """References of a clip."""
+        return len(self.matched)
+
+    @property
+    def matched(self) -> list[int]:
+        """The latent frames that references are matched with."""
+        return spread_frames(len(range(0, self.clips.frames, self.latent_stride)), self.count)
+
+    def poses(self, path: Tensor, seed: int) -> Tensor:  # [T, 4, 4] -> [R, 4, 4]
+        """Where the references of a path through the world of a seed were taken."""
+        again = earlier_drive(path, seed)
+        table = FrameTable(again, ["world"] * len(path), ["again"] * len(path), torch.zeros(len(path)))
+        found = HistoryIndex(table).nearest(Target(path[:: self.latent_stride], "world", "clip"), self.matched)
+        if found.count != self.views:
+            fix = "ask for fewer: where the drive hardly moves, one picture is the nearest of several frames"
+            raise invalid("history.frames", f"that many different pictures, {self.views}", found.count, fix)
+        return again[found.frame]
+
+    def cameras(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> Cameras:
+        """Of the references of some clips [B, R]."""
+        poses = torch.stack([self.poses(self.clips.path(seed), seed) for seed in seeds])
+        return Cameras(poses, self.clips.lenses(seeds), plan_dtype=torch.float32).to(device)
+
+    def pictures(self, seeds: Sequence[int], cameras: Cameras) -> Tensor:  # [B, R] -> uint8 [B, R, H, W, 3]
+        """The references of some clips, in the worlds as the clips show them."""
+        paths = torch.stack([self.clips.path(seed) for seed in seeds])
+        return self.clips.pictures(seeds, cameras, paths.to(cameras.device))
+
+
+def other_drives(path: Tensor, seed: int) -> tuple[Tensor, Tensor]:  # [T, 4, 4] -> [T, 4, 4] twice
+    """A path through the world of a seed on another day, and in the lane to its left or right."""
+    _, _, beside_phase, side, jitter = _chances(seed)
     lane_m = (LANE_M if side > 0 else -LANE_M) + LANE_JITTER_M * jitter
-    return _drive(path, SAME_LANE_M * aside, PHASE_FRAMES * phase), _drive(path, lane_m, PHASE_FRAMES * beside_phase)
+    return earlier_drive(path, seed), _drive(path, lane_m, PHASE_FRAMES * beside_phase)
+
+
+def earlier_drive(path: Tensor, seed: int) -> Tensor:  # [T, 4, 4] -> [T, 4, 4]
+    """A path through the world of a seed on another day."""
+    aside, phase, *_ = _chances(seed)
+    return _drive(path, SAME_LANE_M * aside, PHASE_FRAMES * phase)
+
+
+def _chances(seed: int) -> list[float]:
+    """What the other drives of a seed draw, in [−1, 1]."""
+    return (2 * torch.rand(5, dtype=torch.float64, generator=dice(seed, OTHER_DRIVES)) - 1).tolist()
 
 
 def _drive(path: Tensor, right_m: float, ahead_frames: float) -> Tensor:  # [T, 4, 4]

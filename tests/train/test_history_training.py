@@ -55,7 +55,7 @@ class TestWorlds:
     @given(seed=st.integers(0, 1 << 40))
     def test_other_drives_are_near_and_a_lane_away(self, seed: int) -> None:
         path, gates = CLIPS.path(seed), Gates()
-        again, beside = other_drives(CLIPS, seed)
+        again, beside = other_drives(path, seed)
         assert float(relative(path, again)[:, 0, 3].abs().max()) < gates.lane_m[0]
         for conflict in (False, True):
             dice = torch.Generator().manual_seed(0)

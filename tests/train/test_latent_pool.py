@@ -18,13 +18,10 @@ from torch import Tensor
 from merope.adapters.attachment import load_branch
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.cameras import Cameras
-from merope.train.build import build_stream
 from merope.train.clip_pool import RENDERED_AT_ONCE, Growth
 from merope.train.config import TrainConfig
 from merope.train.latent_pool import LatentPool, PooledStream, encoder_digest
 from merope.train.loop import train
-from merope.train.model import build_model
-from merope.train.parallel import Ranks
 from merope.train.streams import Examples, Share
 from merope.world.clips import HELD_OUT_SEEDS, WorldClips
 from merope.world.clips_file import read_clips
@@ -264,10 +261,3 @@ def test_the_encoder_is_told_by_its_weights(vae_folder: Path) -> None:
 def test_what_does_not_fit_is_refused(vae_folder: Path, tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train(latent_config(vae_folder, tmp_path, change))
-
-
-def test_histories_are_not_drawn_from_a_pool(vae_folder: Path, tmp_path: Path) -> None:
-    config = latent_config(vae_folder, tmp_path, "branch.history=ca", "history.frames=1")
-    model = build_model(config, CPU, sharded=False)
-    with pytest.raises(ValueError, match=r"data.worlds must be none with \[history\], got 3"):
-        build_stream(config, model, Ranks(0, 1, CPU))
