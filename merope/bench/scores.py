@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from merope.adapters.families.wan_clips import wan_vae_strides
 from merope.bench.generated import UNSAID_PRECISION, about_videos, generated_file, kept_video, vae_folder
+from merope.bench.references import reference_cameras, seen_earlier
 from merope.bench.result_files import SCORING
 from merope.evaluate.summary import summarise
 from merope.evaluate.world_scores import (
@@ -22,15 +24,17 @@ from merope.evaluate.world_scores import (
     FLOOR_YAW_RAD,
     Score,
     colmap_score,
+    recalled_psnr_db,
     score_clip,
     score_floor,
 )
 from merope.geometry.lenses import Lens
 from merope.train.build import world_clips
-from merope.train.config import TrainConfig
+from merope.train.config import HistorySection, TrainConfig
 from merope.train.provenance import device_name
 from merope.world.clips import WorldClips
 from merope.world.commanded import MANOEUVRES, CommandedClip, WorldTest, clips_of_world
+from merope.world.revisits import EarlierDrives
 
 COLMAP_ROWS = 144
 """Height from which on COLMAP finds the poses of true renders."""
@@ -49,6 +53,7 @@ class WorldJob:
     prefix_frames: int
     videos: Path | None  # generated.safetensors; None scores the floor
     vae: Path | None = None  # what its latents are decoded with; None: it holds frames
+    references: int = 3  # pictures of an earlier drive along each path
 
     @property
     def delay(self) -> float:
@@ -60,7 +65,8 @@ def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> lis
     """One job per world: of a row's generated videos, or of the floor, which does not depend on the row."""
     clips, prefix = world_clips(config), config.objective.prefix_frames
     decoder = None if videos is None else vae_folder(config)
-    return [WorldJob(test, clips, seed, prefix, videos, decoder) for seed in test.seeds]
+    references = (config.history or HistorySection()).frames
+    return [WorldJob(test, clips, seed, prefix, videos, decoder, references) for seed in test.seeds]
 
 
 def scoring_device() -> torch.device:
@@ -83,8 +89,22 @@ def score_world(job: WorldJob) -> bytes:
     scores = []
     for clip in commanded:
         video = kept_video(job.videos, clip.name, job.vae, device)
-        scores.append(_by_both(score_clip(clip, video, job.prefix_frames), clip, video, job))
+        score = score_clip(clip, video, job.prefix_frames)
+        scores.append(_by_both(_with_recall(score, clip, video, job), clip, video, job))
     return pickle.dumps(scores)
+
+
+def _with_recall(score: Score, clip: CommandedClip, video: Tensor, job: WorldJob) -> Score:  # uint8 [T, H, W, 3]
+    """The score with how far the video agrees with what an earlier drive saw, whether the model was shown it or not.
+
+    A sweep goes without: it asks for metres.
+    """
+    if job.test.stretch != 1.0:
+        return score
+    stride = 1 if job.vae is None else wan_vae_strides(json.loads((job.vae / "config.json").read_text()))[0]
+    cameras = reference_cameras(clip, EarlierDrives(job.clips, job.references, stride))
+    recalled = recalled_psnr_db(clip, video, job.prefix_frames, seen_earlier(clip, cameras), cameras)
+    return replace(score, recalled_psnr_db=recalled)
 
 
 def _by_both(score: Score, clip: CommandedClip, video: Tensor, job: WorldJob) -> Score:  # uint8 [T, H, W, 3]
@@ -130,7 +150,13 @@ def lens_kind(lens: Lens) -> str:
 
 def _summary(scores: list[Score]) -> dict[str, Any]:
     summary = summarise([score.metrics for score in scores], [score.pairs for score in scores])
-    plain = asdict(summary) | {"psnr_db": sum(score.psnr_db for score in scores) / len(scores)}
+    plain = asdict(summary) | {
+        "psnr_db": statistics.mean(score.psnr_db for score in scores),
+        "late_psnr_db": statistics.mean(score.late_psnr_db for score in scores),
+    }
+    recalled = [score.recalled_psnr_db for score in scores if score.recalled_psnr_db is not None]
+    if recalled:
+        plain["recalled_psnr_db"] = statistics.mean(recalled)
     registered = [score.colmap["percent"] for score in scores if score.colmap is not None]
     if registered:
         plain["colmap_percent"] = statistics.mean(percent for percent in registered if percent is not None)

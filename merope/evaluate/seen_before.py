@@ -39,14 +39,55 @@ def seen_before(
     return shares
 
 
+def shown_by_references_alone(
+    renders: Render,  # of all frames of one clip
+    cameras: Cameras,  # [T]
+    given: int,  # first frames
+    references: Render,
+    reference_cameras: Cameras,  # [R]
+) -> Tensor:  # bool [T, H, W]
+    """Pixels whose surface some reference shows, at least half as large, and no given frame; of every second row and
+    column, without the sky. A model that was not shown the references has to invent these."""
+    alone = torch.zeros_like(renders.valid)
+    for t in range(given, cameras.count):
+        pixels = (_every_second(renders, t) & renders.depth_m[t].isfinite()).nonzero()
+        points, own_m = _world_points(renders, cameras, t, pixels)
+        for is_wanted, (others, other_cameras, count) in (
+            (True, (references, reference_cameras, reference_cameras.count)),
+            (False, (renders, cameras, given)),
+        ):
+            seen = torch.zeros(len(points), dtype=torch.bool)
+            for other in range(count):
+                seen |= _is_shown(points, FARTHEST * own_m, others, other_cameras, other)
+            kept = seen == is_wanted
+            pixels, points, own_m = pixels[kept], points[kept], own_m[kept]
+        alone[t, pixels[:, 0], pixels[:, 1]] = True
+    return alone
+
+
+def _every_second(renders: Render, t: int) -> Tensor:  # bool [H, W]
+    """Pixels of a frame of which each stands for its neighbours."""
+    is_taken = torch.zeros_like(renders.valid[t])
+    is_taken[STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE] = True
+    return is_taken & renders.valid[t]
+
+
 def _surface_points(renders: Render, cameras: Cameras, t: int) -> tuple[Tensor, Tensor]:  # float64 [P, 3], [P]
     """Points of a frame that the render-anchored estimator could pair, in the world, and their distances."""
     image, depth = renders.image[t], renders.depth_m[t].double()
-    height, width = depth.shape
-    is_taken = torch.zeros_like(renders.valid[t])
-    is_taken[STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE] = True
     is_textured = torch.from_numpy(textured(grey((255.0 * image).round().to(torch.uint8))))
-    row, column = (is_taken & renders.valid[t] & smooth_depth(depth) & is_textured).nonzero().unbind(-1)
+    return _world_points(renders, cameras, t, (_every_second(renders, t) & smooth_depth(depth) & is_textured).nonzero())
+
+
+def _world_points(
+    renders: Render,
+    cameras: Cameras,
+    t: int,
+    pixels: Tensor,  # [P, 2] rows, columns
+) -> tuple[Tensor, Tensor]:  # float64 [P, 3], [P]
+    """What pixels of a frame show, in the world, and how far from its camera."""
+    depth, (row, column) = renders.depth_m[t].double(), pixels.unbind(-1)
+    height, width = depth.shape
     rays = patch_rays(picked(cameras.lens, torch.tensor(t)), (height, width))[0].unflatten(0, (height, width))
     pose = cameras.world_from_camera[t].double()
     own_m = depth[row, column]

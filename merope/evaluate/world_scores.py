@@ -11,6 +11,7 @@ from merope.evaluate.auc import PairErrors, pair_errors
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
 from merope.evaluate.metrics import PoseMetrics, pose_metrics
+from merope.evaluate.seen_before import shown_by_references_alone
 from merope.formats.video import as_bytes
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import resized
@@ -20,6 +21,12 @@ from merope.world.render import Render, render
 
 FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE = math.radians(2.0), 1.03, 0.04
 """How far from the command, and how noisy (of full scale), the true renders are that the estimator is tried on."""
+
+LEAST_ERROR = 255.0**2 * 1e-6
+"""Mean square of 60 dB, the most that is told."""
+
+LEAST_RECALLED = 100
+"""Pixels, of those that are looked at, in which a clip must show what references alone show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +38,11 @@ class Score:
     metrics: PoseMetrics
     pairs: PairErrors
     psnr_db: float  # mean over generated frames
+    late_psnr_db: float  # of the last third of the clip
     recovered: Tensor  # [T, 4, 4]
     valid: Tensor  # bool [T], frames with a recovered pose
     colmap: Mapping[str, float | None] | None = None  # what `colmap_score` says, if it was asked
+    recalled_psnr_db: float | None = None  # what `recalled_psnr_db` says, if it was asked
 
     @property
     def name(self) -> str:
@@ -43,7 +52,8 @@ class Score:
         """Every number of the clip, for JSON."""
         chances = len(self.pairs.rotation_deg)
         auc = {f"auc_{tau}": 100.0 * self.pairs.hits(tau) / (tau * chances) for tau in (3, 10)}
-        plain = self.metrics.as_dict() | auc | {"psnr_db": self.psnr_db}
+        plain = self.metrics.as_dict() | auc | {"psnr_db": self.psnr_db, "late_psnr_db": self.late_psnr_db}
+        plain |= {} if self.recalled_psnr_db is None else {"recalled_psnr_db": self.recalled_psnr_db}
         lost = self.metrics.frames - self.metrics.valid_frames
         plain |= {f"colmap_{name}": value for name, value in (self.colmap or {}).items()}
         return {"world": self.seed, "manoeuvre": self.manoeuvre, "failed_frames": lost} | plain
@@ -86,12 +96,14 @@ def _score(
 ) -> Score:
     estimate = RenderAnchoredEstimator(clip.world, clip.cameras, clip.seen)(video)
     valid = estimate.valid & estimate.valid[prefix_frames:].any()
+    late = slice(2 * len(video) // 3, None)
     return Score(
         seed=clip.seed,
         manoeuvre=clip.manoeuvre,
         metrics=pose_metrics(world_from_camera, estimate.world_from_camera, valid, is_metric=True),
         pairs=pair_errors(world_from_camera, estimate.world_from_camera, valid, given_frames=prefix_frames),
         psnr_db=psnr_db(video[prefix_frames:], clip.true[prefix_frames:]),
+        late_psnr_db=psnr_db(video[late], clip.true[late]),
         recovered=estimate.world_from_camera,
         valid=valid,
     )
@@ -109,6 +121,25 @@ def colmap_score(clip: CommandedClip, video: Tensor) -> dict[str, float | None]:
     return registered | {name: None if math.isnan(value) else value for name, value in known.items()}
 
 
+def recalled_psnr_db(
+    clip: CommandedClip,
+    video: Tensor,  # uint8 [T, H, W, 3]
+    prefix_frames: int,
+    references: Render,
+    reference_cameras: Cameras,  # [R]
+) -> float | None:
+    """Peak signal-to-noise ratio where a frame shows what references show and the prefix does not.
+
+    That is consistency with what was seen before: without the references it cannot be known. None where such pixels are
+    too few to tell.
+    """
+    alone = shown_by_references_alone(clip.seen, clip.cameras, prefix_frames, references, reference_cameras)
+    if int(alone.sum()) < LEAST_RECALLED:
+        return None
+    error = (video[alone].double() - clip.true[alone].double()).square().mean().clamp(min=LEAST_ERROR)
+    return float(10.0 * torch.log10(255.0**2 / error))
+
+
 def psnr_db(video: Tensor, true: Tensor) -> float:  # uint8 [T, H, W, 3] twice
     """Mean over frames of the peak signal-to-noise ratio."""
     return float(frame_psnr_db(video, true).mean())
@@ -116,5 +147,5 @@ def psnr_db(video: Tensor, true: Tensor) -> float:  # uint8 [T, H, W, 3] twice
 
 def frame_psnr_db(video: Tensor, true: Tensor) -> Tensor:  # uint8 [T, H, W, 3] twice -> [T]
     """Peak signal-to-noise ratio of every frame, at most 60 dB."""
-    error = (video.double() - true.double()).square().mean(dim=(1, 2, 3)).clamp(min=255.0**2 * 1e-6)
+    error = (video.double() - true.double()).square().mean(dim=(1, 2, 3)).clamp(min=LEAST_ERROR)
     return 10.0 * torch.log10(255.0**2 / error)

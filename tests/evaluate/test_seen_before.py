@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from merope.evaluate.seen_before import seen_before
+from merope.evaluate.seen_before import seen_before, shown_by_references_alone
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Pinhole
 from merope.geometry.trajectories import turn_by
@@ -46,3 +46,22 @@ def test_what_was_far_away_was_not_seen_well() -> None:
     near, far = shares(ahead([0.0, 0.0, 0.5]))[-1], shares(ahead([0.0, 0.0, 12.0]))[-1]
     assert near > 0.9
     assert far < 0.6
+
+
+def test_references_alone_show_what_comes_after_a_turn() -> None:
+    path = turn_by(ahead([0.0] * 5), math.radians(120.0), GIVEN)
+    cameras, world = Cameras(path, LENS), World(100_004).cleared(path[None])
+    renders = render(world, cameras, *SIZE)
+
+    def alone(there: int) -> Tensor:  # bool [T, H, W]
+        """With the one reference that was taken where a frame is."""
+        of_reference = cameras.at(slice(there, there + 1))
+        return shown_by_references_alone(renders, cameras, GIVEN, render(world, of_reference, *SIZE), of_reference)
+
+    is_surface = renders.depth_m.isfinite()[:, 1::2, 1::2]
+    turned = alone(4)
+    assert not turned[:GIVEN].any()
+    assert not turned[renders.depth_m.isinf()].any()
+    assert turned[4, 1::2, 1::2][is_surface[4]].double().mean() > 0.99
+    assert turned[2].sum() < turned[3].sum() < turned[4].sum()
+    assert not alone(0).any()  # it shows what the given frames show
