@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from merope.adapters.attachment import load_branch
+from merope.bench.references import history_of
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.video import as_bytes
@@ -31,6 +32,7 @@ from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.provenance import device_name
 from merope.world.commanded import CommandedClip, WorldTest, commanded_clips
+from merope.world.revisits import EarlierDrives
 
 CLIPS_ON_GPU, CLIPS_ON_CPU = 48, 3
 """Clips that are generated together; a clip's noise does not depend on it. On a CPU more would only hide progress."""
@@ -52,6 +54,7 @@ def generate_clips(
     prefix_frames: int,
     cameras: bool,
     output_type: Literal["pt", "latent"] = "pt",
+    earlier: EarlierDrives | None = None,  # what they are shown of; for a model that takes history
 ) -> dict[str, Tensor]:  # name -> uint8 [T, H, W, 3], or for "latent" float16 [C, T', h, w], a fraction of its size
     """Generate every clip from its prefix; the noise of a clip depends on its world alone. Causal models stream."""
     pipeline.set_progress_bar_config(disable=True)
@@ -71,6 +74,7 @@ def generate_clips(
         frames = pipeline(
             cameras=Cameras(poses, lens, plan_dtype=torch.float32) if cameras else None,
             prefix=prefix,
+            history=None if earlier is None else history_of(part, earlier),
             height=prefix.shape[2],
             width=prefix.shape[3],
             num_frames=poses.shape[1],
@@ -183,8 +187,10 @@ def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> 
     began_s = time.perf_counter()
     commanded = commanded_clips(test, clips, device, prefix)
     output: Literal["pt", "latent"] = "pt" if pipeline.vae is None else "latent"
+    asked = config.history
+    earlier = None if asked is None else EarlierDrives(clips, asked.frames, pipeline.strides.frames)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-        videos = generate_clips(pipeline, commanded, test, prefix, config.branch != "none", output)
+        videos = generate_clips(pipeline, commanded, test, prefix, config.branch != "none", output, earlier)
     seconds = f"{time.perf_counter() - began_s:.1f}"
     with replacing(file) as part:
         save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device)})

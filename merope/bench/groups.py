@@ -55,6 +55,7 @@ MINIATURE: Groups = {
         *("transport", "single-frequency", "every-block", "peak-blocks", "rerope"),
     ),
     "Width of the branch": ("compression-2", "compression-3", "compression-6"),
+    "Retrieved history": ("history-none", "history-ca", "history-sa"),
     "Mixed lenses": (
         *("mixed-lenses-ucpe", "mixed-lenses-raynova", "mixed-lenses-merope", "mixed-lenses-direction-phases"),
     ),

@@ -25,6 +25,9 @@ COLUMNS = {
 }
 STRANGERS = {"colmap_percent": "COLMAP registers %", "colmap_rot_deg": "COLMAP rot °"}
 """Columns of rows whose frames are large enough for COLMAP, which sees the clips of some worlds."""
+RETURNS = {"late_psnr_db": "late PSNR dB", "recalled_psnr_db": "recalled PSNR dB"}
+"""Columns of tables with a row that is shown what an earlier drive saw: of the last third of a clip, and of what no
+given frame shows but that drive did."""
 EVERY_CLIP = ("auc_10", "psnr_db")
 """Metrics that every clip has, however badly it follows."""
 SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
@@ -67,8 +70,8 @@ class Row:
     def grid(self, metric: str, stretch: float = 1.0, lens: str | None = None) -> Grid:
         """A metric of all clips of a test, or of those through one kind of lens."""
         clips = {seed: self.part(seed, stretch)["clips"] for seed in self.tested(stretch)}
-        if metric in STRANGERS:
-            unseen = dict.fromkeys(STRANGERS)
+        if metric in STRANGERS | RETURNS:
+            unseen = dict.fromkeys(STRANGERS | RETURNS)
             clips = {seed: {name: unseen | clip for name, clip in some.items()} for seed, some in clips.items()}
         return grid(clips, metric, lens)
 
@@ -90,6 +93,12 @@ class Row:
     def worlds_of_strangers(self, seed: int) -> int:
         """Worlds whose clips COLMAP was asked about."""
         return len({clip["world"] for clip in self.seeds[seed]["clips"].values() if "colmap_percent" in clip})
+
+    @property
+    def takes_history(self) -> bool:
+        """Whether its model is shown what an earlier drive saw."""
+        branch = self.any_seed.get("branch", "none")
+        return branch != "none" and branch.get("history") is not None
 
     @property
     def held_out_loss(self) -> float:
@@ -149,7 +158,8 @@ def _check_alike(row: Row) -> None:
 def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WORLD) -> str:
     """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured.
 
-    All rows are compared with one row. A group that has its own (long-merope for merope) is compared with that.
+    All rows are compared with one row. A group that has its own (long-merope for merope, or history-none) is compared
+    with that.
     """
     others = tuple(name for name in rows if not any(name in names for names in groups.values()))
     parts = [_about(rows)]
@@ -157,7 +167,7 @@ def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WO
         measured = [rows[name] for name in names if name in rows]
         missing = [name for name in names if name not in rows]
         parts.append(f"### {title}")
-        own = [row for row in measured if row.name.endswith(f"-{against}")]
+        own = [row for row in measured if row.name.endswith((f"-{against}", "-none"))]
         if measured:
             parts.append(group_table(measured, own[0] if own else rows.get(against)))
         if missing:
@@ -191,15 +201,17 @@ def _about(rows: Mapping[str, Row]) -> str:
 
 def group_table(rows: Sequence[Row], against: Row | None) -> str:
     """Rows with their numbers and, if there is one to compare with, how far they are from it."""
-    title = [] if against is None else [f"{COLUMNS[metric]} − {against.name}" for metric in COMPARED]
-    columns = COLUMNS | (STRANGERS if all(row.is_seen_by_strangers for row in rows) else {})
+    returns = RETURNS if any(row.takes_history for row in rows) else {}
+    columns = COLUMNS | returns | (STRANGERS if all(row.is_seen_by_strangers for row in rows) else {})
+    metrics = (*COMPARED, *returns)
+    title = [] if against is None else [f"{columns[metric]} − {against.name}" for metric in metrics]
     lines = [["row", "seeds", "steps", "held-out loss", *columns.values(), "measured clips", "lost frames", *title]]
     for row in rows:
         numbers = [cell(interval(row.grid(metric))) for metric in columns]
         seeds = "one" if len(row.seeds) == 1 else str(len(row.seeds))
         loss = "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
         about = [_bold(row.name, row is against), seeds, f"{row.any_seed['steps']:,}", loss]
-        compared = [] if against is None else [_comparison(row, against, metric) for metric in COMPARED]
+        compared = [] if against is None else [_comparison(row, against, metric) for metric in metrics]
         lines.append([*about, *numbers, row.measured(), row.lost(), *compared])
     return _markdown(lines)
 
