@@ -32,7 +32,7 @@ from torch import Tensor
 from merope.curation.curate import check_unique
 from merope.datasets.checked_tensors import is_whole, read_checked, write_checked
 from merope.datasets.clip import Clip
-from merope.datasets.data_kind import FileData
+from merope.datasets.data_kind import FileData, PlacedClips
 from merope.datasets.loader import MOST_STAND_INS, ClipSource
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
@@ -183,7 +183,7 @@ class CachedSource(ClipSource[CachedClip]):
 
 
 @dataclass(frozen=True)
-class CachedData(FileData):
+class CachedData(PlacedClips, FileData):
     """A folder of `merope data cache`: latents and text are read instead of computed."""
 
     kind: Literal["cache"]

@@ -3,6 +3,7 @@
 A new data set is one file with a subclass of `FrameData`, and one entry in `merope.datasets.kinds.DATA_KINDS`.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,13 +42,12 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileData(Data):
+class FileData(Data, ABC):
     """Clips that are read from files by workers."""
 
     clusters: Path | None = None  # manifest of `merope curate`, for class-balanced sampling
     workers: int = 8  # processes that read clips; no more than there are cores are used
     prototypes_only: bool = False  # draw only the clips that the manifest marks as prototypes
-    places: ClassVar[tuple[str, str]]  # keys that say where the clips to train on are, and those to validate on
 
     def check_files(self, where: str = "data") -> None:
         for key in fields(self):
@@ -56,18 +56,30 @@ class FileData(Data):
                 fix = f"check it; a relative path starts from {Path.cwd()}, where the command runs"
                 raise invalid(f"{where}.{key.name}", "a file or folder that exists", str(path), fix)
 
+    @abstractmethod
     def training_clips(self) -> ClipSource[Any]:
         """The clips to train on."""
+
+    @abstractmethod
+    def validation_clips(self) -> ClipSource[Any] | None:
+        """The clips to validate on, if the section names any."""
+
+
+class PlacedClips(ABC):
+    """How kinds open their clips that have a key for where those to train on are, and one for those to validate on."""
+
+    places: ClassVar[tuple[str, str]]  # the two keys
+
+    @abstractmethod
+    def clips_of(self, place: Any) -> ClipSource[Any]:
+        """The clips that a value of one of the keys names."""
+
+    def training_clips(self) -> ClipSource[Any]:
         return self.clips_of(getattr(self, self.places[0]))
 
     def validation_clips(self) -> ClipSource[Any] | None:
-        """The clips to validate on, if the section names any."""
         place = getattr(self, self.places[1])
         return None if place is None else self.clips_of(place)
-
-    def clips_of(self, place: Any) -> ClipSource[Any]:
-        """The clips that a value of one of the keys `places` names; kinds without such keys open theirs otherwise."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

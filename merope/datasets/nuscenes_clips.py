@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from merope.datasets.clip import Clip
-from merope.datasets.data_kind import FrameData
+from merope.datasets.data_kind import FrameData, PlacedClips
 from merope.datasets.history_source import FrameLibrary, HistorySource
 from merope.datasets.loader import ClipSource
 from merope.datasets.nuscenes import FRAME_RATE_HZ, Frames, NuScenes, Window, read_split
@@ -103,7 +103,7 @@ def nearest_frames(of: Frames, among: Frames) -> NDArray[np.int64]:  # [frames o
 
 
 @dataclass(frozen=True)
-class NuScenesData(FrameData):
+class NuScenesData(PlacedClips, FrameData):
     """Windows of a nuScenes camera, or of several as the views of a rig."""
 
     kind: Literal["nuscenes"]

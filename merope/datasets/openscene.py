@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from merope.datasets.clip import Clip
-from merope.datasets.data_kind import FrameData
+from merope.datasets.data_kind import FrameData, PlacedClips
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
@@ -188,7 +188,7 @@ class OpenSceneSource(ClipSource[Clip]):
 
 
 @dataclass(frozen=True)
-class OpenSceneData(FrameData):
+class OpenSceneData(PlacedClips, FrameData):
     """Meta files in OpenScene's layout. A clip is the first frames of one file; there are no captions."""
 
     kind: Literal["openscene"]

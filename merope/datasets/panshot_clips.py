@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from merope.datasets.clip import Clip
-from merope.datasets.data_kind import FrameData
+from merope.datasets.data_kind import FrameData, PlacedClips
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats import read
@@ -142,7 +142,7 @@ class PanShotSource(ClipSource[Clip]):
 
 
 @dataclass(frozen=True)
-class PanShotData(FrameData):
+class PanShotData(PlacedClips, FrameData):
     """Shots cut from panoramas through unified cameras. Rows of the sample list also name their `video_path`."""
 
     kind: Literal["panshot"]

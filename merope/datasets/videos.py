@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from merope.datasets.clip import Clip
-from merope.datasets.data_kind import FrameData
+from merope.datasets.data_kind import FrameData, PlacedClips
 from merope.datasets.loader import ClipSource
 from merope.errors import invalid
 from merope.formats import read, validate
@@ -161,7 +161,7 @@ class VideoSource(ClipSource[Clip]):
 
 
 @dataclass(frozen=True)
-class VideoData(FrameData):
+class VideoData(PlacedClips, FrameData):
     """Videos with pose files (docs/training.md, "Your own videos")."""
 
     kind: Literal["videos"]

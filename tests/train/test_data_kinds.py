@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from merope.cli import main
+from merope.datasets.data_kind import FrameData
 from merope.datasets.kinds import DATA_KINDS
 from merope.datasets.openscene import OpenSceneData
 from merope.formats.video import write_image
@@ -35,6 +36,11 @@ def data_config(out: Path, data: str, *changes: str) -> TrainConfig:
     partition = "branch.encoding_options={partition=[12,12,12,12], native_split=[4,4,4], fractions=[0.0,1.0]}"
     run = [f"run.out={tiny.run.out}", "run.steps=2", "run.micro_batch=1", "run.validate_every=2"]
     return read_config(TrainConfig, file, [*smaller, "branch.compression=1", partition, *run, *changes])
+
+
+def test_a_kind_that_does_not_open_its_clips_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"training_clips.*validation_clips"):
+        FrameData(kind="unfinished")  # type: ignore[abstract]
 
 
 def test_a_new_data_set_is_one_file_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
