@@ -3,7 +3,8 @@
     python benchmarks/step_profile.py configs/miniature/merope.toml [--clips 32] [--set KEY=VALUE ...] [--out FILE.json]
 
 The model is the config's own, its clips are random latents on random drives, new ones in every step, so plans are made
-as in training. Nothing is rendered, encoded or saved. A step is timed as it is, then one more is seen by the profiler.
+as in training. Nothing is rendered, encoded or saved: latents are drawn on the GPU, where a pool has them. A step is
+timed as it is, then one more is seen by the profiler.
 """
 
 import argparse
@@ -51,14 +52,15 @@ class RandomClips:
 
     def step(self, step: int) -> Iterator[Examples]:
         pipeline, device, clips = self.model.pipeline, self.model.device, self.clips
-        dice = torch.Generator().manual_seed(step)
+        dice, own_dice = torch.Generator().manual_seed(step), torch.Generator(device).manual_seed(step)
         drives = [driving_path(clips.frames, clips.frame_rate_hz, dice, clips.prefix_frames) for _ in range(self.count)]
         size = (pipeline.strides.latent_frames(clips.frames), *pipeline.strides.latent_size(clips.height, clips.width))
         no_text = self.model.no_text().to(device)
+        shape = (self.count, self.model.transformer.config.in_channels, *size)
         yield Examples(
             names=tuple(f"random-{place}" for place in range(self.count)),
             places=tuple(range(self.count)),
-            clean=torch.randn(self.count, self.model.transformer.config.in_channels, *size, generator=dice).to(device),
+            clean=torch.randn(shape, generator=own_dice, device=device),
             text=no_text.expand(self.count, -1, -1),
             no_text=no_text,
             cameras=Cameras(torch.stack(drives), clips.lens(0), plan_dtype=torch.float32).to(device),
