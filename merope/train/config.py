@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,6 +77,7 @@ class ObjectiveSection:
 
     prefix_frames: int = 9  # clean RGB frames at the beginning of a clip; 0 trains from noise and text alone
     shift: float = 5.0  # of the noise level: σ = s·u / (1 + (s − 1)·u) with u uniform
+    levels: tuple[float, ...] | None = None  # noise levels that are trained, those of the model's steps; None: all
     text_dropout: float = 0.1  # share of clips that are trained with the empty prompt, for guidance
     prefix_dropout: float = 0.0  # share of clips that are trained without their clean prefix
     causal_block_frames: int | None = None  # latent frames of a block of a causal model; None: it sees whole clips
@@ -87,6 +89,9 @@ class ObjectiveSection:
             _at_least("objective.causal_block_frames", self.causal_block_frames, 1)
         if not 0 < self.shift < math.inf:
             raise invalid("objective.shift", "positive and finite", self.shift, "Wan2.2 uses 5, Wan2.1 uses 3")
+        if self.levels is not None and not _falls_from_noise(self.levels):
+            fix = "begin with 1 and fall; above 0 each, as in [1.0, 0.9, 0.75, 0.5]"
+            raise invalid("objective.levels", "noise levels at which steps begin", list(self.levels), fix)
         for name in ("text_dropout", "prefix_dropout"):
             _probability(f"objective.{name}", getattr(self, name))
         _noise_level("objective.past_noise", self.past_noise)
@@ -109,6 +114,22 @@ class DistillationSection:
             expected = f"a multiple of distillation.steps = {self.steps}"
             raise invalid("distillation.teacher_steps", expected, self.teacher_steps, f"use {4 * self.steps}")
         _noise_level("distillation.past_noise", self.past_noise)
+
+
+@dataclass(frozen=True)
+class AdversarySection:
+    """A causal model taught to be taken for true by a network that learns to judge it (`train/adversary.py`)."""
+
+    weight: float = 1.0  # of the gradient of passing, as a multiple of that of flow matching
+    judge_first: int = 100  # steps in which the judge learns alone
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise invalid("adversary.weight", "positive and finite", self.weight, "1 is usual")
+        _at_least("adversary.judge_first", self.judge_first, 0)
+
+    def weight_at(self, step: int) -> float:
+        return self.weight if step >= self.judge_first else 0.0
 
 
 @dataclass(frozen=True)
@@ -178,11 +199,14 @@ class TrainConfig:
     parallel: ParallelSection = field(default_factory=ParallelSection)
     history: HistorySection | None = None
     distillation: DistillationSection | None = None
+    adversary: AdversarySection | None = None
 
     @property
     def sample_steps(self) -> int:
         """Denoising steps of sample videos, and of what is exported."""
-        return self.run.sample_steps if self.distillation is None else self.distillation.steps
+        if self.distillation is not None:
+            return self.distillation.steps
+        return self.run.sample_steps if self.objective.levels is None else len(self.objective.levels)
 
     def __post_init__(self) -> None:
         if self.branch == "none" and self.model.trainable == "branch":
@@ -206,6 +230,8 @@ class TrainConfig:
             self._check_rig()
         if self.distillation is not None:
             self._check_distillation()
+        if self.adversary is not None:
+            self._check_adversary()
 
     def _check_causal(self) -> None:
         """Refuse what needs all frames of a clip at once."""
@@ -243,6 +269,18 @@ class TrainConfig:
         if self.objective.prefix_dropout:
             got = self.objective.prefix_dropout
             raise invalid(f"objective.prefix_dropout {name}", "0", got, "the model keeps what it learnt of it")
+        for key, value in (("[adversary]", self.adversary), ("objective.levels", self.objective.levels)):
+            if value is not None:
+                raise invalid(f"{key} {name}", "left out", "given", "distil in a run of its own")
+
+    def _check_adversary(self) -> None:
+        """Refuse what a judge cannot be shown: it sees a block after the one before it."""
+        objective, name = self.objective, "with [adversary]"
+        if objective.causal_block_frames is None:
+            raise invalid(f"objective.causal_block_frames {name}", "given", "none", "train a causal model")
+        if not objective.prefix_frames or objective.prefix_dropout:
+            got = f"prefix_frames {objective.prefix_frames}, prefix_dropout {objective.prefix_dropout}"
+            raise invalid(f"objective {name}", "a prefix in every clip", got, "a judge sees the block before, too")
 
     def _check_history(self) -> None:
         path = None if self.branch == "none" else self.branch.history
@@ -283,6 +321,10 @@ def _at_least(name: str, value: int, least: int) -> None:
 def _noise_level(name: str, value: float) -> None:
     if not 0 <= value < 1:
         raise invalid(name, "at least 0 and below 1", value, "0 is clean and 1 is noise alone")
+
+
+def _falls_from_noise(levels: tuple[float, ...]) -> bool:
+    return levels[:1] == (1.0,) and all(0 < after < before for before, after in pairwise(levels))
 
 
 def _probability(name: str, value: float) -> None:

@@ -31,14 +31,14 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
     causal model say of how many latent frames its blocks are, and at which noise levels one of few steps works.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    weights: dict[str, Any] = dict(get_model_state_dict(model.denoiser, options=options))
+    weights: dict[str, Any] = dict(get_model_state_dict(model.learner, options=options))
     for name, value in average.items():
         weights[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
     if dist.is_initialized() and dist.get_rank() > 0:
         return
     dtype = torch.bfloat16 if config.run.export_precision == "bf16" else torch.float32
     for name in model.transformers:
-        prefix = "" if len(model.transformers) == 1 else f"{name}."
+        prefix = ("" if model.judge is None else "denoiser.") + ("" if len(model.transformers) == 1 else f"{name}.")
         own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
         _export_one(model, config, name, own, dtype, folder)
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from merope.errors import invalid
 from merope.formats.writing import replace_text
 from merope.train import checkpoint, parallel
+from merope.train.adversary import LOSS, Blocks, Part, judged_parts
 from merope.train.build import build_stream
 from merope.train.config import ObjectiveSection, TrainConfig
 from merope.train.context import ContextParallel
@@ -25,13 +26,12 @@ from merope.train.few_steps import few_step_losses
 from merope.train.latent_pool import PooledStream
 from merope.train.log import TrainingLog, stall_notice
 from merope.train.model import Model, build_model
-from merope.train.objective import VALIDATION, add_noise, clip_generator, loss_per_clip
+from merope.train.objective import JUDGE_DRAWS, VALIDATION, Noised, add_noise, clip_generator, loss_per_clip
 from merope.train.optimisers import (
     begin_step,
     build_optimisers,
     learning_rate,
     moving_average,
-    trained_weights,
     update_average,
 )
 from merope.train.parallel import Ranks
@@ -70,8 +70,8 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
         model = replace(model, context=ContextParallel(model.transformer, ranks.context_group()))
     for transformer in (*model.transformers.values(), *([] if model.teacher is None else [model.teacher])):
         parallel.shard_model(transformer, ranks, config.model.precision)
-    optimisers = build_optimisers(config, model.denoiser)
-    average = moving_average(config, model.denoiser)
+    optimisers = build_optimisers(config, model.learner)
+    average = moving_average(config, model.learner)
     if ranks.is_first:
         hold(out, held)
     done = resume(config, model, optimisers, average, stream)
@@ -85,9 +85,9 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     with stop_requests() as stop_wanted, stall_notice(ranks.rank) as begin:
         for step in range(done, config.run.steps):
             begin(f"step {step + 1}")
-            loss, norm, by_source = train_step(config, model, stream, optimisers, ranks, step)
-            update_average(average, model.denoiser, config.optimiser.ema_decay, step)
-            numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step), **by_source}
+            loss, norm, others = train_step(config, model, stream, optimisers, ranks, step)
+            update_average(average, model.learner, config.optimiser.ema_decay, step)
+            numbers = {"loss": loss, "gradient_norm": norm, "learning_rate": learning_rate(config, step), **others}
             done = step + 1
             if due(done, config.run.validate_every) and config.run.validation_clips:
                 numbers |= validate(config, model, stream, ranks)
@@ -99,7 +99,7 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
             if due(done, config.run.checkpoint_every) or stopping or done == config.run.steps:
                 progress = checkpoint.Progress(done, stream.state_dict(), _plain(config.learnt()))
                 keep = config.run.keep_checkpoints
-                checkpoint.save(out / "checkpoints", progress, model.denoiser, optimisers, average, keep)
+                checkpoint.save(out / "checkpoints", progress, model.learner, optimisers, average, keep)
             if stopping:
                 log.say(f"stopped after step {done}; the same command goes on from there")
                 break
@@ -130,7 +130,7 @@ def export_checkpoint(config: TrainConfig, place: Path) -> Path:
     progress = checkpoint.read_progress(place)
     check_same_run(progress.learnt, config)
     model = build_model(config, torch.device("cpu"), sharded=False)
-    checkpoint.load_weights(place, model.denoiser, averaged=config.optimiser.ema_decay is not None)
+    checkpoint.load_weights(place, model.learner, averaged=config.optimiser.ema_decay is not None)
     folder = config.run.out / f"trained-{progress.step:08d}"
     export(model, config, {}, folder)
     return folder
@@ -140,22 +140,29 @@ def train_step(
     config: TrainConfig, model: Model, stream: Stream, optimisers: Sequence[Optimizer], ranks: Ranks, step: int
 ) -> tuple[float, float, dict[str, float]]:
     """One step of the optimiser: mean loss of the global batch, the gradient's norm before clipping, and the numbers
-    of a mixture's sources."""
+    of a mixture's sources or of a judge."""
     begin_step(optimisers, learning_rate(config, step))
     names: list[str] = []
     losses: list[Tensor] = []
     sources: list[int] = []
+    judged: dict[str, Tensor] = {}
     for examples in stream.step(step):
         clip_loss = torch.zeros(len(examples.names), device=model.device)
-        for part in loss_parts(config, model, examples, step):
+        for name, part in loss_parts(config, model, examples, step):
             # FSDP takes the mean of all ranks' gradients; the sum over clips divided by their number is wanted.
-            (part.sum() * (ranks.world_size / config.run.batch_size)).backward()
-            clip_loss = clip_loss + part.detach()
+            if part.requires_grad:
+                (part.sum() * (ranks.world_size / config.run.batch_size)).backward()
+            if name == LOSS:
+                clip_loss = clip_loss + part.detach()
+            else:
+                judged[name] = judged.get(name, 0.0) + part.detach().sum() / config.run.batch_size
         names += examples.names
         sources += examples.sources
         losses.append(clip_loss)
     # Read after the losses: one wait for all.
-    norm_here = nn.utils.clip_grad_norm_(trained_weights(optimisers), config.optimiser.clip_norm)
+    norm_here = nn.utils.clip_grad_norm_(model.denoiser.parameters(), config.optimiser.clip_norm)
+    if model.judge is not None:
+        nn.utils.clip_grad_norm_(model.judge.parameters(), config.optimiser.clip_norm)
     per_clip = torch.cat(losses).tolist()
     bad = [name for name, loss in zip(names, per_clip, strict=True) if not loss < float("inf")]
     loss, failures, *of_sources = ranks.sum([sum(per_clip), len(bad), *_source_sums(config, sources, per_clip)])
@@ -166,26 +173,48 @@ def train_step(
         raise non_finite(config, step, "the gradient")
     for optimiser in optimisers:
         optimiser.step()
-    return loss / config.run.batch_size, norm, _source_numbers(config, "loss", of_sources)
+    others = {name: float(number) for name, number in judged.items()}
+    return loss / config.run.batch_size, norm, _source_numbers(config, "loss", of_sources) | others
 
 
-def loss_parts(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Tensor]:  # [B] each
-    """What adds up to the loss of every clip of a micro-batch. Each part has a pass of its own."""
+def loss_parts(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Part]:
+    """What is learnt of a micro-batch. Parts named `LOSS` add up to the loss of every clip."""
     if config.distillation is not None:
-        yield from few_step_losses(config, model, examples, step)
+        yield from ((LOSS, part) for part in few_step_losses(config, model, examples, step))
+    elif model.judge is None or step == VALIDATION:
+        yield LOSS, clip_losses(config, model, examples, step)
     else:
-        yield clip_losses(config, model, examples, step)
+        yield from adversary_parts(config, model, examples, step)
 
 
 def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]
     """The flow-matching loss of every clip of a micro-batch."""
+    noised, prediction = _predicted(config, model, examples, step)
+    per_view = loss_per_clip(prediction, noised, model.own_frames(prediction.shape[2]))
+    return per_view.unflatten(0, (-1, examples.cameras.views)).mean(1)
+
+
+def adversary_parts(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Part]:
+    """The same with the aim to be taken for true, and what the judge learns."""
+    assert config.adversary is not None
+    assert config.objective.causal_block_frames is not None
+    assert model.judge is not None
+    noised, prediction = _predicted(config, model, examples, step)
+    blocks = Blocks(examples.clean, noised, config.objective.causal_block_frames)
+    dice = clip_generator(config.run.seed, step, JUDGE_DRAWS + examples.places[0], model.device)
+    nudges = torch.randn((2, *blocks.true.shape), generator=dice, device=model.device)
+    flow_loss, weight = loss_per_clip(prediction, noised), config.adversary.weight_at(step)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model.precision == "bf16"):
+        yield from judged_parts(model.judge, blocks, noised, prediction, flow_loss, weight, nudges)
+
+
+def _predicted(config: TrainConfig, model: Model, examples: Examples, step: int) -> tuple[Noised, Tensor]:
+    """The clips of a micro-batch with noise, and what the model makes of them."""
     generators = [clip_generator(config.run.seed, step, place, examples.clean.device) for place in examples.places]
     noised = add_noise(examples.clean, model.prefix, _objective(config, examples, step), generators, model.noising)
-    views = examples.cameras.views
-    text = torch.where(noised.drop_text[:, None, None], examples.no_text, examples.text.repeat_interleave(views, 0))
-    prediction = model.predicted(noised, text, examples.cameras, examples.history)
-    per_view = loss_per_clip(prediction, noised, model.own_frames(prediction.shape[2]))
-    return per_view.unflatten(0, (-1, views)).mean(1)
+    text = examples.text.repeat_interleave(examples.cameras.views, 0)
+    text = torch.where(noised.drop_text[:, None, None], examples.no_text, text)
+    return noised, model.predicted(noised, text, examples.cameras, examples.history)
 
 
 def _objective(config: TrainConfig, examples: Examples, step: int) -> ObjectiveSection:
@@ -204,7 +233,7 @@ def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) ->
     per_clip: list[float] = []
     sources: list[int] = []
     for examples in stream.held_out(config.run.validation_clips):
-        per_clip += torch.stack(list(loss_parts(config, model, examples, VALIDATION))).sum(0).tolist()
+        per_clip += torch.stack([part for _, part in loss_parts(config, model, examples, VALIDATION)]).sum(0).tolist()
         sources += examples.sources
     total, count, *of_sources = ranks.sum([sum(per_clip), len(per_clip), *_source_sums(config, sources, per_clip)])
     loss = total / (count / config.parallel.context)  # ranks that share a clip have counted it each
@@ -243,7 +272,7 @@ def resume(
             fix = "ask for more steps, or use another run.out"
             raise invalid("run.steps", f"at least the {before.step} that {config.run.out} has", config.run.steps, fix)
 
-    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.denoiser, optimisers, average)
+    progress = checkpoint.resume(config.run.out / "checkpoints", check, model.learner, optimisers, average)
     if progress is None:
         return 0
     stream.load_state_dict(progress.data)

@@ -30,6 +30,7 @@ from merope.generate.base_video import BaseVideo
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.conditions import latent_cameras
 from merope.geometry.cameras import Cameras
+from merope.train.adversary import Judge
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel, FrameShards
 from merope.train.objective import Noised, denoising_levels
@@ -56,6 +57,7 @@ class Model:
     causal_block_frames: int | None = None  # latent; None: bidirectional
     context: ContextParallel | None = None  # splits the frames of a clip over ranks
     teacher: WanTransformer3DModel | None = None  # the transformer as it was when the run began, for distillation
+    judge: Judge | None = None  # what an adversary learns
 
     @property
     def transformer(self) -> Any:
@@ -69,8 +71,13 @@ class Model:
 
     @property
     def denoiser(self) -> nn.Module:
-        """All that is trained: the transformer, or both experts."""
+        """The transformer, or both experts."""
         return self.transformer if len(self.transformers) == 1 else nn.ModuleDict(self.transformers)
+
+    @property
+    def learner(self) -> nn.Module:
+        """All that is trained: the denoiser, and its judge where there is one."""
+        return self.denoiser if self.judge is None else nn.ModuleDict({"denoiser": self.denoiser, "judge": self.judge})
 
     @property
     def family(self) -> Family:
@@ -199,6 +206,8 @@ def build_model(config: TrainConfig, device: torch.device, sharded: bool) -> Mod
         transformer.train()
     if config.distillation is not None:
         model = replace(model, teacher=_teacher(config, pipeline, device))
+    if config.adversary is not None:
+        model = replace(model, judge=_judge(model, sharded).to(device))
     pipeline.to(device)
     if config.model.compile:
         # An encoding that reads tokens makes a plan in every block, outside of the graph.
@@ -219,6 +228,13 @@ def _teacher(
     _check_blocks_of_teacher(config, pipeline)
     pipeline.register_to_config(denoising_levels=denoising_levels(config))
     return deepcopy(pipeline.transformer).requires_grad_(False).eval().to(device)
+
+
+def _judge(model: Model, sharded: bool) -> Judge:
+    """A fresh one, for the latents of a model."""
+    if sharded:
+        raise invalid("ranks with [adversary]", "1", "more", "train on one GPU: a judge is not sharded")
+    return Judge(model.transformer.config.in_channels)
 
 
 def _check_blocks_of_teacher(config: TrainConfig, pipeline: CameraVideoPipeline) -> None:

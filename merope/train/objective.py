@@ -18,8 +18,8 @@ from merope.train.config import ObjectiveSection, TrainConfig
 VALIDATION = 1 << 62
 """The step whose dice validation clips use: their noise is the same every time."""
 
-HISTORY_DRAWS = 1 << 40
-"""Where the draws of histories begin, beyond all places of a batch."""
+HISTORY_DRAWS, JUDGE_DRAWS = 1 << 40, 1 << 41
+"""Where the draws of histories and of a judge begin, beyond all places of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,16 @@ def noise_levels(steps: int, shift: float) -> list[float]:
 
 def denoising_levels(config: TrainConfig) -> list[float] | None:
     """Noise levels of the steps that a run teaches its model to make do with; None: no such run."""
-    return None if config.distillation is None else noise_levels(config.distillation.steps, config.objective.shift)
+    if config.distillation is not None:
+        return noise_levels(config.distillation.steps, config.objective.shift)
+    return None if config.objective.levels is None else list(config.objective.levels)
+
+
+def drawn_levels(uniform: Tensor, objective: ObjectiveSection) -> Tensor:
+    """Noise levels from uniform numbers below 1: any, or one of those that are trained."""
+    if objective.levels is None:
+        return shifted(uniform, objective.shift)
+    return uniform.new_tensor(objective.levels)[(uniform * len(objective.levels)).long()]
 
 
 def add_noise(
@@ -77,7 +86,7 @@ def add_noise(
     dice, shape = dice.repeat_interleave(views, dim=0), (views, *clean.shape[1:])
     noise = torch.cat([torch.randn(shape, generator=g, device=device) for g in generators]).to(clean.dtype)
     past, past_sigma = seen_past(clean, objective.past_noise, generators, noising)
-    levels = shifted(torch.cat((dice[:, :1], dice[:, 3:]), dim=1), objective.shift)  # [B, blocks]
+    levels = drawn_levels(torch.cat((dice[:, :1], dice[:, 3:]), dim=1), objective)  # [B, blocks]
     keeps_prefix = dice[:, 1] >= objective.prefix_dropout
     is_prefix = torch.arange(frames, device=device) < prefix
     generated = ~(keeps_prefix[:, None] & is_prefix)

@@ -51,11 +51,6 @@ def _is_block_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and BLOCK.search(name) is not None
 
 
-def trained_weights(optimisers: Sequence[Optimizer]) -> list[Tensor]:
-    """All weights that are updated."""
-    return [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
-
-
 def begin_step(optimisers: Sequence[Optimizer], rate: float) -> None:
     """Set the learning rate and forget the gradients."""
     for optimiser in optimisers:
