@@ -22,7 +22,7 @@ NARROW, WIDE = 64, 128  # channels before and after the grid is halved
 LAYERS = 4
 BELOW_ZERO = 0.2  # of what the judge's units let through
 NUDGE = 0.1  # standard deviation of small changes that must not change a verdict much
-SLOPE_WEIGHT = 0.1  # of the squared slope that they measure; at 1 a judge of the miniature's latents hardly learns
+SLOPE_WEIGHT = 0.01  # of the squared slope that they measure; at 1 a judge of the miniature's latents hardly learns
 
 LOSS = "loss"
 """The name of what the model itself is measured by."""
