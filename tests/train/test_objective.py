@@ -1,5 +1,6 @@
 """Flow matching: the interpolation, which frames are clean, and dice that belong to the clip alone."""
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -96,3 +97,17 @@ def test_shift_moves_noise_levels_up_and_keeps_the_ends() -> None:
     assert (shifted(u, 5.0)[1:-1] > u[1:-1]).all()
     assert_close(shifted(u, 5.0)[[0, -1]], u[[0, -1]])
     assert_close(shifted(torch.tensor(0.5), 5.0), torch.tensor(5 / 6))
+
+
+def test_levels_of_steps_are_the_only_ones() -> None:
+    """Each as often as the others, one for every block."""
+    levels, count = (1.0, 0.75, 0.5), 300
+    settings = ObjectiveSection(levels=levels, causal_block_frames=2, text_dropout=0)
+    noised = add_noise(torch.zeros(count, 1, 6, 1, 1), 2, settings, generators(list(range(count))))
+    assert not noised.sigma[:, :2].any()
+    blocks = noised.sigma[:, 2::2]
+    assert torch.equal(blocks, noised.sigma[:, 3::2])
+    shares = [float((blocks == level).float().mean()) for level in levels]
+    assert sum(shares) == pytest.approx(1.0)
+    assert all(share == pytest.approx(1 / 3, abs=0.06) for share in shares)
+    assert (blocks[:, 0] != blocks[:, 1]).any()
