@@ -161,19 +161,19 @@ def train_step(
         losses.append(clip_loss)
     # Read after the losses: one wait for all.
     norm_here = nn.utils.clip_grad_norm_(model.denoiser.parameters(), config.optimiser.clip_norm)
-    if model.judge is not None:
-        nn.utils.clip_grad_norm_(model.judge.parameters(), config.optimiser.clip_norm)
+    if model.judge is not None:  # its gradients are of another size
+        judged["judge_gradient_norm"] = nn.utils.clip_grad_norm_(model.judge.parameters(), config.optimiser.clip_norm)
     per_clip = torch.cat(losses).tolist()
     bad = [name for name, loss in zip(names, per_clip, strict=True) if not loss < float("inf")]
     loss, failures, *of_sources = ranks.sum([sum(per_clip), len(bad), *_source_sums(config, sources, per_clip)])
     if failures:
         raise non_finite(config, step, "the loss of " + ", ".join(ranks.gather_names(bad)))
-    norm = parallel.as_number(norm_here)
-    if not norm < float("inf"):
-        raise non_finite(config, step, "the gradient")
+    norm, others = parallel.as_number(norm_here), {name: float(number) for name, number in judged.items()}
+    for name, number in {"the gradient": norm, **others}.items():
+        if not number < float("inf"):
+            raise non_finite(config, step, name)
     for optimiser in optimisers:
         optimiser.step()
-    others = {name: float(number) for name, number in judged.items()}
     return loss / config.run.batch_size, norm, _source_numbers(config, "loss", of_sources) | others
 
 

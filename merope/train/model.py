@@ -234,7 +234,7 @@ def _judge(model: Model, sharded: bool) -> Judge:
     """A fresh one, for the latents of a model."""
     if sharded:
         raise invalid("ranks with [adversary]", "1", "more", "train on one GPU: a judge is not sharded")
-    return Judge(model.transformer.config.in_channels)
+    return Judge(model.transformer.config.out_channels)
 
 
 def _check_blocks_of_teacher(config: TrainConfig, pipeline: CameraVideoPipeline) -> None:

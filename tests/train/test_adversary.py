@@ -15,7 +15,7 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.adversary import LOSS, Blocks, Judge, judged_parts
 from merope.train.build import build_stream
 from merope.train.config import TrainConfig
-from merope.train.loop import clip_losses, loss_parts, train
+from merope.train.loop import NonFiniteLoss, clip_losses, loss_parts, train
 from merope.train.model import build_model
 from merope.train.objective import VALIDATION, Noised
 from merope.train.parallel import Ranks
@@ -169,6 +169,14 @@ def test_validation_is_of_flow_matching_alone(tmp_path: Path) -> None:
     ((name, part),) = loss_parts(config, model, examples, VALIDATION)
     assert name == LOSS
     assert torch.equal(part, clip_losses(config, model, examples, VALIDATION))
+
+
+def test_a_judge_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its weights are changed, so that no checkpoint holds them."""
+    monkeypatch.setattr("merope.train.adversary.SLOPE_WEIGHT", float("nan"))
+    with pytest.raises(NonFiniteLoss, match=r"step 1: judge_loss is not finite"):
+        train(judged_config(tmp_path, "run.steps=2"))
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.parametrize(
