@@ -15,6 +15,11 @@ The work has three stages. `--only generate` wants a GPU, and writes latents to 
 15 MB. `--only renders` measures true and reconstructed renders, and `--only score` the rest: both want CPU cores and
 pycolmap. Renders need no generated clips, and their rows serve every model with the same VAE. A stopped stage goes on
 where it was.
+
+    python benchmarks/world_model.py --against benchmarks/results/world-model-few-steps.json
+
+generates nothing. It prints what the rows of `--out` gained on the same clips of another file, with 95 % intervals over
+worlds.
 """
 
 import argparse
@@ -29,17 +34,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from merope.bench.generated import about_videos, generate_clips, weights_digest
+from merope.bench.intervals import Grid, difference
 from merope.bench.scores import COLMAP_ROWS
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.pictures import enlarged
 from merope.draw.progress import ProgressLine
 from merope.evaluate.seen_before import seen_before
+from merope.evaluate.summary import Interval
 from merope.evaluate.workers import pool_or_this_process
 from merope.evaluate.world_scores import colmap_score, psnr_db, score_clip
 from merope.formats.video import as_bytes
@@ -48,7 +56,7 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.provenance import commit, device_name
 from merope.world.clips import WorldClips
 from merope.world.clips_file import read_clips
-from merope.world.commanded import FIRST_TEST_SEED, CommandedClip, WorldTest, clips_of_world
+from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES, CommandedClip, WorldTest, clips_of_world
 
 CPU = torch.device("cpu")
 FILE_BYTES = 15_000_000
@@ -258,6 +266,22 @@ def lost_by_share(rows: Sequence[Row], prefix_frames: int) -> Row:
     return {"by_percent_seen_before": table}
 
 
+def gains(rows: Sequence[Row], before: Sequence[Row]) -> dict[str, Interval]:
+    """Mean difference on the same generated clips, of every metric."""
+    now, then = ({row["clip"]: row for row in some if row["kind"] == "generated"} for some in (rows, before))
+    if now.keys() != then.keys():
+        raise SystemExit("--against has other generated clips than --out; compare runs of the same worlds")
+    worlds = sorted({clip.rsplit("-", 1)[0] for clip in now})
+
+    def values(found: Mapping[str, Row], metric: str) -> Grid:  # a clip without a number has None, which becomes NaN
+        table = [[found[f"{world}-{name}"][metric] for name in MANOEUVRES] for world in worlds]
+        return Grid((0,), np.array([table], dtype=np.float64))
+
+    metrics = ("psnr_db", "rot_deg", "metric_tr_percent")
+    found = {metric: difference(values(now, metric), values(then, metric)) for metric in metrics}
+    return {metric: gain for metric, gain in found.items() if gain is not None}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="how well a model follows commanded paths in unseen worlds")
     parser.add_argument("--model", type=Path, default=SHIPPED_MODEL, help="pipeline folder (the one in the package)")
@@ -268,7 +292,13 @@ def main() -> None:
     parser.add_argument("--only", choices=("generate", "renders", "score"), help="one stage (all)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of clips that are scored (all that the model has)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-model.json"))
+    parser.add_argument("--against", type=Path, help="rows to compare those of --out with; nothing is generated")
     options = parser.parse_args()
+    if options.against is not None:
+        rows, before = (json.loads(file.read_text())["rows"] for file in (options.out, options.against))
+        for metric, gain in gains(rows, before).items():
+            print(f"{metric:18} {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+        return
     trial = Trial(options.model, options.work, options.worlds, options.steps or read_clips(options.model)[1])
     if options.only in (None, "generate"):
         generate(trial)

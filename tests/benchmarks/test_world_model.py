@@ -111,3 +111,27 @@ def test_a_stranger_registers_true_renders() -> None:
     assert found["registered"] == 9
     assert found["rot_deg"] < 1.0
     assert world_model.stranger(torch.zeros_like(clip.true), clip)["registered"] == 0
+
+
+def scored(psnr_db: float, rot_deg: float | None, world: int, name: str) -> world_model.Row:
+    numbers = {"psnr_db": psnr_db, "rot_deg": rot_deg, "metric_tr_percent": 1.0}
+    return {"kind": "generated", "clip": f"world-{world}-{name}"} | numbers
+
+
+def test_gains_are_of_the_same_clips() -> None:
+    """A clip without a number counts in neither; worlds are what is drawn."""
+    before = [scored(20.0 + world, 2.0, world, name) for world in range(4) for name in MANOEUVRES]
+    rows = [scored(21.0 + 2 * world, 1.5, world, name) for world in range(4) for name in MANOEUVRES]
+    rows[0] = scored(21.0, None, 0, MANOEUVRES[0])
+    found = world_model.gains(rows, before[::-1])
+    assert found["psnr_db"].mean == pytest.approx(2.5)  # 1, 2, 3, 4
+    assert 1.0 <= found["psnr_db"].low < 2.5 < found["psnr_db"].high <= 4.0
+    turned = found["rot_deg"]
+    assert (turned.mean, turned.low, turned.high, turned.count) == pytest.approx((-0.5, -0.5, -0.5, 11))
+    with pytest.raises(SystemExit, match="other generated clips"):
+        world_model.gains(rows[1:], before)
+
+
+def test_two_files_are_compared_without_a_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(place, "--against", str(place / "result.json"))
+    assert "psnr_db            +0.000" in capsys.readouterr().out
