@@ -6,21 +6,20 @@ with those that the model predicts from it. It learns which are which, so a mean
 The model's gradient is that of flow matching and, of the same size, that of being taken for true.
 
 After every noise level that the model will be run at, what it predicts is thus a clip and not a mean of clips (Xiao et
-al., Denoising Diffusion GANs, 2022; here beside flow matching, on latents, after true blocks). The judge's loss is that
-of pairs (Jolicoeur-Martineau, 2019), and its slope is held down by small changes of what it sees (Lin et al., 2025).
+al., Denoising Diffusion GANs, 2022; here beside flow matching, on latents, after true blocks).
 """
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, softplus
+from torch.nn.functional import leaky_relu
 
+from merope.train.judging import BELOW_ZERO, aim_of_passing, judged_pairs, unlikeness
 from merope.train.objective import Noised
 
 NARROW, WIDE = 64, 128  # channels before and after the grid is halved
 LAYERS = 4
-BELOW_ZERO = 0.2  # of what the judge's units let through
 NUDGE = 0.1  # standard deviation of small changes that must not change a verdict much
 SLOPE_WEIGHT = 0.01  # of the squared slope that they measure; at 1 a judge of the miniature's latents hardly learns
 
@@ -93,30 +92,14 @@ def judged_parts(
 
     The first part has the value of the flow-matching loss, and the gradient of both aims.
     """
+
+    def verdicts(block: Tensor) -> Tensor:
+        return judge(block, *blocks.beside)
+
     held = prediction.detach().float().requires_grad_()
     shown = blocks.of(noised.latents - noised.sigma[:, None, :, None, None] * held)
-    yield LOSS, _with_aim_of_passing(flow_loss, prediction, held, _passing(judge, blocks, shown), weight)
-    pair = (blocks.true, shown.detach())
-    true, predicted = verdicts = [judge(each, *blocks.beside) for each in pair]
-    nudged = [judge(each + NUDGE * nudge, *blocks.beside) for each, nudge in zip(pair, nudges, strict=True)]
-    slopes = [(after - before) / NUDGE for after, before in zip(nudged, verdicts, strict=True)]
-    held_down = SLOPE_WEIGHT * (slopes[0].square() + slopes[1].square())
-    yield "judge_loss", blocks.by_clip((softplus(predicted - true) + held_down).mean(1))
-    yield "told_apart", blocks.by_clip((true.mean(1) > predicted.mean(1)).float())
-
-
-def _passing(judge: Judge, blocks: Blocks, shown: Tensor) -> Tensor:  # []
-    """How much the judge prefers the true blocks to those that it is shown."""
-    with torch.no_grad():
-        true = judge(blocks.true, *blocks.beside)
-    return softplus(true - judge(shown, *blocks.beside)).mean()
-
-
-def _with_aim_of_passing(flow_loss: Tensor, prediction: Tensor, held: Tensor, passing: Tensor, weight: float) -> Tensor:
-    """The loss of every clip, with a second gradient that in every frame has `weight` times the size of its own."""
-    (own,) = torch.autograd.grad(flow_loss.sum(), prediction, retain_graph=True)
-    (other,) = torch.autograd.grad(passing, held)
-    size, other_size = (x.float().square().sum((1, 3, 4), keepdim=True).sqrt() for x in (own, other))
-    aim = torch.where(other_size > 0, other * (weight * size / other_size), 0.0)
-    change = prediction.float() - prediction.detach().float()  # 0, with a gradient of 1
-    return flow_loss + (change * aim).sum((1, 2, 3, 4))
+    unlike = unlikeness(verdicts, blocks.true, shown)
+    yield LOSS, flow_loss + aim_of_passing(flow_loss, prediction, held, unlike, weight)
+    judged = judged_pairs(verdicts, blocks.true, shown, NUDGE * nudges, SLOPE_WEIGHT)
+    yield "judge_loss", blocks.by_clip(judged.loss)
+    yield "told_apart", blocks.by_clip(judged.told_apart)

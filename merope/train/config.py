@@ -118,9 +118,9 @@ class DistillationSection:
 
 @dataclass(frozen=True)
 class AdversarySection:
-    """A causal model taught to be taken for true by a network that learns to judge it (`train/adversary.py`)."""
+    """A model taught to be taken for true by a network that learns to judge it (`train/judging.py`)."""
 
-    weight: float = 1.0  # of the gradient of passing, as a multiple of that of flow matching
+    weight: float = 1.0  # of the gradient of passing, as a multiple of that of the loss
     judge_first: int = 100  # steps in which the judge learns alone
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from merope.errors import invalid
 from merope.generate.whole_clips import FRAMES_PER_CHUNK
 from merope.train.clip_pool import Growth
-from merope.train.config import OptimiserSection
+from merope.train.config import AdversarySection, OptimiserSection
 from merope.world.clips import WorldClips
 
 
@@ -113,6 +113,7 @@ class VaeTrainConfig:
     data: PoolSection = field(default_factory=PoolSection)
     objective: ReconstructionSection = field(default_factory=ReconstructionSection)
     optimiser: OptimiserSection = field(default_factory=OptimiserSection)
+    adversary: AdversarySection | None = None  # a judge of pictures (`train/picture_judge.py`)
 
     def __post_init__(self) -> None:
         if self.optimiser.matrices != "adamw":

@@ -21,11 +21,21 @@ from merope.train.clip_pool import ClipPool
 from merope.train.log import TrainingLog
 from merope.train.loop import check_same_run, due, hold, non_finite, stop_requests
 from merope.train.optimisers import begin_step, build_optimisers, moving_average, update_average
+from merope.train.picture_judge import PictureJudge, aim_of_sharpness, judged_pictures
 from merope.train.vae_config import VaeTrainConfig
-from merope.train.vae_model import AT_ONCE, build_vae, export_vae, loss_terms, psnr_db
+from merope.train.vae_model import (
+    AT_ONCE,
+    Reconstruction,
+    build_vae,
+    export_vae,
+    loss_terms,
+    mean_worth,
+    reconstructed,
+    worth,
+)
 from merope.world.clips import HELD_OUT_SEEDS
 
-LossTerms = Callable[[Any, Tensor, Tensor, bool], dict[str, Tensor]]
+Reconstruct = Callable[[Any, Tensor, Tensor, bool], Reconstruction]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,19 +49,25 @@ class VaeRun:
     average: dict[str, Tensor]
     pool: ClipPool  # trained on
     unseen: ClipPool
-    terms: LossTerms
+    reconstructed: Reconstruct
+    judge: PictureJudge | None = None
 
     @classmethod
     def of(cls, config: VaeTrainConfig) -> "VaeRun":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.backends.cudnn.benchmark = True  # sizes never change
         vae = build_vae(config, device)
-        optimisers, average = build_optimisers(config, vae), moving_average(config, vae)
+        judge = None if config.adversary is None else PictureJudge().to(device)
+        optimisers, average = build_optimisers(config, learner(vae, judge)), moving_average(config, vae)
         clips, data = config.data.world_clips(), config.data
         pool = ClipPool(clips, data.clips, HELD_OUT_SEEDS + config.run.seed * data.clips, device)
         unseen = ClipPool(clips, data.held_out_worlds, 0, device)
-        terms: LossTerms = torch.compile(loss_terms, fullgraph=True) if config.vae.compile else loss_terms
-        return cls(config, device, vae, optimisers, average, pool, unseen, terms)
+        make: Reconstruct = torch.compile(reconstructed, fullgraph=True) if config.vae.compile else reconstructed
+        return cls(config, device, vae, optimisers, average, pool, unseen, make, judge)
+
+    @property
+    def learner(self) -> nn.Module:
+        return learner(self.vae, self.judge)
 
     def averaged_vae(self) -> Any:
         """A copy with the averaged weights."""
@@ -68,6 +84,11 @@ class VaeRun:
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.vae.precision == "bf16")
+
+
+def learner(vae: Any, judge: PictureJudge | None) -> nn.Module:
+    """All that is trained: the VAE, and its judge where there is one."""
+    return vae if judge is None else nn.ModuleDict({"vae": vae, "judge": judge})
 
 
 def train_vae(config: VaeTrainConfig) -> bool:
@@ -112,13 +133,13 @@ def _train(config: VaeTrainConfig) -> bool:
                 raise non_finite(config, done - 1, ", ".join(bad))
             numbers |= {"learning_rate": rate, "minutes": elapsed_s() / 60}
             if validating:
-                numbers["psnr_db"] = validate(run)
+                numbers |= validate(run)
             log.steps = max(done, round(done / share))  # as many as the minutes allow
             log.step(done, numbers, show=True)
             if saving:
                 progress = checkpoint.Progress(done, {"elapsed_s": elapsed_s()}, config.learnt())
                 keep = config.run.keep_checkpoints
-                checkpoint.save(out / "checkpoints", progress, run.vae, run.optimisers, run.average, keep)
+                checkpoint.save(out / "checkpoints", progress, run.learner, run.optimisers, run.average, keep)
     log.close()
     if share < 1.0:
         log.say(f"stopped after step {done}; the same command goes on from there")
@@ -140,27 +161,46 @@ def train_step(run: VaeRun, step: int, rate: float) -> tuple[dict[str, Tensor], 
     noise = torch.randn(run.latent_shape(size), device=run.device, generator=dice)
     begin_step(run.optimisers, rate)
     with run.autocast():
-        terms = run.terms(run.vae, video, noise, half_size)
+        clip = run.reconstructed(run.vae, video, noise, half_size)
+    terms = loss_terms(clip)
     loss = torch.stack([getattr(config.objective, name) * term for name, term in terms.items()]).sum()
-    loss.backward()
+    numbers = {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}
+    if run.judge is None:
+        loss.backward()
+    else:
+        numbers |= judged_step(run, run.judge, clip, loss, step, dice)
     norm = nn.utils.clip_grad_norm_(run.vae.parameters(), config.optimiser.clip_norm)
     for optimiser in run.optimisers:
         optimiser.step()
     update_average(run.average, run.vae, config.optimiser.ema_decay, step)
-    return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}, norm
+    return numbers, norm
+
+
+def judged_step(
+    run: VaeRun, judge: PictureJudge, clip: Reconstruction, loss: Tensor, step: int, dice: torch.Generator
+) -> dict[str, Tensor]:
+    """Gradients of both aims of the VAE, and of its judge's; what the judge is worth."""
+    assert run.config.adversary is not None
+    with run.autocast():
+        aim = aim_of_sharpness(judge, loss, clip.decoded, clip.video, run.config.adversary.weight_at(step))
+        (loss + aim).backward()
+        judged = judged_pictures(judge, clip.decoded, clip.video, dice)
+    judged.loss.mean().backward()
+    norm = nn.utils.clip_grad_norm_(judge.parameters(), run.config.optimiser.clip_norm)
+    told_apart = judged.told_apart.mean()
+    return {"judge_loss": judged.loss.detach().mean(), "told_apart": told_apart, "judge_gradient_norm": norm}
 
 
 @torch.no_grad()
-def validate(run: VaeRun) -> float:
-    """Mean PSNR in dB of clips of unseen worlds, by the averaged weights."""
+def validate(run: VaeRun) -> dict[str, float]:
+    """What the averaged weights are worth on clips of unseen worlds."""
     with run.autocast():
-        values = psnr_db(run.averaged_vae(), run.unseen.videos(AT_ONCE))
-    return sum(values) / len(values)
+        return mean_worth(worth(run.averaged_vae(), run.unseen.videos(AT_ONCE)))
 
 
 def resume(run: VaeRun) -> tuple[int, float]:  # steps that are done, seconds that they took
     """Go on from the newest checkpoint that can be read. A run that learnt something else is refused."""
-    config, parts = run.config, (run.vae, run.optimisers, run.average)
+    config, parts = run.config, (run.learner, run.optimisers, run.average)
     folder = config.run.out / "checkpoints"
     progress = checkpoint.resume(folder, lambda before: check_same_run(before.learnt, config), *parts)
     return (0, 0.0) if progress is None else (progress.step, _elapsed_s(progress))
@@ -173,7 +213,7 @@ def export_vae_checkpoint(config: VaeTrainConfig, place: Path) -> Path:
     check_same_run(progress.learnt, config)
     elapsed_s = _elapsed_s(progress)
     run = VaeRun.of(config)
-    checkpoint.load(place, run.vae, run.optimisers, run.average)
+    checkpoint.load(place, run.learner, run.optimisers, run.average)
     run.unseen.fill(config.data.held_out_worlds)
     folder = config.run.out / f"trained-{progress.step:08d}"
     print(_exported(run, progress.step, elapsed_s, folder))
@@ -190,5 +230,6 @@ def _elapsed_s(progress: checkpoint.Progress) -> float:
 def _exported(run: VaeRun, step: int, elapsed_s: float, folder: Path) -> str:
     run.pool.fill(run.config.data.first_clips)
     about = {"steps": step, "minutes": elapsed_s / 60, "unseen_worlds": len(run.unseen.frames)}
-    mean = export_vae(run.averaged_vae(), run.pool, run.unseen, about, folder)
-    return f"{mean:.2f} dB on {len(run.unseen.frames)} unseen worlds"
+    means = export_vae(run.averaged_vae(), run.pool, run.unseen, about, folder)
+    worlds = f"{len(run.unseen.frames)} unseen worlds"
+    return f"{means['psnr_db']:.2f} dB and {means['sharpness']:.2f} of the sharpness on {worlds}"

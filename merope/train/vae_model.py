@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -61,8 +61,16 @@ def build_vae(config: VaeTrainConfig, device: torch.device) -> Any:  # Autoencod
     return vae.train().to(device)
 
 
-def loss_terms(vae: Any, video: Tensor, noise: Tensor, half_size: bool = False) -> dict[str, Tensor]:
-    """The terms of the loss by their names in [objective]. Colours of `video` [B, 3, T, H, W] are in [−1, 1].
+class Reconstruction(NamedTuple):
+    """A clip after the VAE."""
+
+    decoded: Tensor  # [B, 3, T, H, W], not clamped
+    video: Tensor  # what it should be
+    kl: Tensor  # [] of its latents' distribution
+
+
+def reconstructed(vae: Any, video: Tensor, noise: Tensor, half_size: bool = False) -> Reconstruction:
+    """A clip [B, 3, T, H, W] in [−1, 1], from latents that are drawn with the noise.
 
     Latents that mean the same picture when they are shrunk have no detail without a meaning from place to place. A
     transformer learns such latents sooner (Kouzelis et al., EQ-VAE, 2025).
@@ -72,23 +80,44 @@ def loss_terms(vae: Any, video: Tensor, noise: Tensor, half_size: bool = False) 
     latents = mean + (0.5 * log_variance).exp() * noise
     if half_size:
         latents, video = (avg_pool3d(x, (1, 2, 2)) for x in (latents, video))
-    error = decode_whole(vae, latents, clamp=False).float() - video
+    kl = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
+    return Reconstruction(decode_whole(vae, latents, clamp=False), video, kl)
+
+
+def loss_terms(clip: Reconstruction) -> dict[str, Tensor]:
+    """The terms of the loss by their names in [objective]."""
+    error = clip.decoded.float() - clip.video
     return {
         "absolute": error.abs().mean(),
         "squared": error.square().mean(),
         "edges": error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean(),
-        "kl": 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean(),
+        "kl": clip.kl,
     }
 
 
+class Worth(NamedTuple):
+    """Of reconstructed clips, each from its most likely latents."""
+
+    psnr_db: list[float]
+    sharpness: list[float]  # squared differences of neighbouring pixels, over those of the clip itself
+
+
 @torch.no_grad()
-def psnr_db(vae: Any, videos: Iterable[Tensor]) -> list[float]:
-    """Of every clip, reconstructed from its most likely latents. Colours are in [−1, 1]."""
-    values: list[float] = []
+def worth(vae: Any, videos: Iterable[Tensor]) -> Worth:
+    """Of every clip. Colours are in [−1, 1]."""
+    of = Worth([], [])
     for video in videos:
-        error = decode_clips(vae, encode_clips(vae, video)).float() - video
-        values += (10.0 * (4.0 / error.square().mean(dim=(1, 2, 3, 4))).log10()).tolist()
-    return values
+        decoded = decode_clips(vae, encode_clips(vae, video)).float()
+        squared = (decoded - video).square().mean(dim=(1, 2, 3, 4))
+        of.psnr_db.extend((10.0 * (4.0 / squared).log10()).tolist())
+        of.sharpness.extend((squared_steps(decoded) / squared_steps(video)).tolist())
+    return of
+
+
+def squared_steps(video: Tensor) -> Tensor:  # [B, 3, T, H, W] -> [B]
+    """Mean squares of the steps from a pixel to its neighbours."""
+    across, down = (video.diff(dim=dim).square().mean(dim=(1, 2, 3, 4)) for dim in (-1, -2))
+    return across + down
 
 
 @torch.no_grad()
@@ -115,8 +144,8 @@ def write_sheet(vae: Any, pool: ClipPool, file: Path) -> None:
     write_image(torch.cat(rows), file)
 
 
-def export_vae(vae: Any, pool: ClipPool, unseen: ClipPool, about: dict[str, Any], folder: Path) -> float:
-    """Write the VAE in bf16, what it is worth, and a sheet of pictures. Returns its mean PSNR in dB.
+def export_vae(vae: Any, pool: ClipPool, unseen: ClipPool, about: dict[str, Any], folder: Path) -> dict[str, float]:
+    """Write the VAE in bf16, what it is worth, and a sheet of pictures. Returns the means over unseen worlds.
 
     All is measured on what was written, in fp32 as pipelines run it.
     """
@@ -125,9 +154,13 @@ def export_vae(vae: Any, pool: ClipPool, unseen: ClipPool, about: dict[str, Any]
         write_statistics(vae, pool)
     forget_origin(vae.bfloat16()).save_pretrained(folder / "vae", max_shard_size=SHARD)
     vae.float()
-    values = psnr_db(vae, unseen.videos(AT_ONCE))
-    mean = sum(values) / len(values)
-    report = {"psnr_db": mean, "psnr_db_of_worlds": values, **about}
+    of_worlds = worth(vae, unseen.videos(AT_ONCE))
+    means = mean_worth(of_worlds)
+    report = means | {f"{name}_of_worlds": values for name, values in of_worlds._asdict().items()} | about
     (folder / "vae-report.json").write_text(json.dumps(report, indent=1))
     write_sheet(vae, unseen, folder / "vae-sheet.png")
-    return mean
+    return means
+
+
+def mean_worth(of_clips: Worth) -> dict[str, float]:
+    return {name: sum(values) / len(values) for name, values in of_clips._asdict().items()}

@@ -21,7 +21,7 @@ from merope.train.clip_pool import ClipPool
 from merope.train.toml_config import read_config
 from merope.train.vae_config import PoolSection, VaeTrainConfig
 from merope.train.vae_loop import export_vae_checkpoint, train_vae
-from merope.train.vae_model import build_vae, loss_terms
+from merope.train.vae_model import build_vae, loss_terms, reconstructed
 from merope.world.clips import HELD_OUT_SEEDS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -164,7 +164,7 @@ def test_terms_of_the_loss() -> None:
     vae.decoder.conv_out.weight.data *= 0.1  # decoding clamps nothing
     video = torch.rand(1, 3, 5, 32, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
     with torch.no_grad():
-        terms = loss_terms(vae, video, torch.zeros(1, 4, 2, 4, 6))
+        terms = loss_terms(reconstructed(vae, video, torch.zeros(1, 4, 2, 4, 6)))
         posterior = vae.encode(video).latent_dist
         error = vae.decode(posterior.mode()).sample - video
         torch.testing.assert_close(encode_clips(vae, video), posterior.mode(), rtol=1e-4, atol=1e-5)
@@ -248,7 +248,7 @@ def test_half_size_asks_for_latents_that_may_be_shrunk(tmp_path: Path) -> None:
     (video,) = pool.videos(2)
     with torch.no_grad():
         mean = encode_clips(vae, video)
-        terms = loss_terms(vae, video, torch.zeros_like(mean), half_size=True)
+        terms = loss_terms(reconstructed(vae, video, torch.zeros_like(mean), half_size=True))
         shrunk = torch.nn.functional.interpolate(mean.flatten(0, 1), scale_factor=0.5, mode="area")
         decoded = vae.decode(shrunk.unflatten(0, mean.shape[:2])).sample
         small = torch.nn.functional.interpolate(video.flatten(0, 1), scale_factor=0.5, mode="area")
