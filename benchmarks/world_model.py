@@ -54,6 +54,7 @@ from merope.formats.video import as_bytes
 from merope.formats.writing import replace_text, replacing
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.provenance import commit, device_name
+from merope.train.vae_model import squared_steps
 from merope.world.clips import WorldClips
 from merope.world.clips_file import read_clips
 from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES, CommandedClip, WorldTest, clips_of_world
@@ -158,7 +159,8 @@ def measured(trial: Trial, kind: str, clip: CommandedClip, latents: Tensor | Non
         latents = pipeline.encode_frames(clip.true[None])[0]
     if latents is not None and kind != "true":
         video = as_bytes((pipeline.decode_latents(latents[None].float())[0].movedim(0, -1) + 1.0) / 2.0)
-        row = {"psnr_db": psnr_db(video[prefix:], clip.true[prefix:])}
+        made, true = video[prefix:], clip.true[prefix:]
+        row = {"psnr_db": psnr_db(made, true), "sharpness": sharpness(made, true)}
     if kind == "generated":
         found = score_clip(clip, video, prefix)
         shares = seen_before(clip.seen, clip.cameras, prefix)[prefix:]
@@ -166,6 +168,12 @@ def measured(trial: Trial, kind: str, clip: CommandedClip, latents: Tensor | Non
         row["seen_before_percent"] = [round(100 * share) for share in shares.tolist()]  # of every generated frame
     row |= {"frames": len(video), "colmap": stranger(video, clip)}
     return row | {"kind": kind, "clip": clip.name, "s": round(time.perf_counter() - began_s, 1)}
+
+
+def sharpness(video: Tensor, true: Tensor) -> float:  # uint8 [T, H, W, 3] twice
+    """Squared steps from a pixel to its neighbours, over those of the true frames."""
+    made, wanted = (squared_steps(x.movedim(-1, 0)[None].float()) for x in (video, true))
+    return float(made / wanted)
 
 
 def measured_world(trial: Trial, file: Path | None, seed: int, missing: Sequence[tuple[str, str]]) -> list[Row]:
@@ -233,8 +241,9 @@ def means(rows: Sequence[Row], prefix_frames: int) -> Row:
     """Of one kind: over the clips that have a number. A clip without one has too few recovered poses."""
     frames = sum(row["frames"] for row in rows)
     result = {"clips": len(rows), "frames": frames}
-    if "psnr_db" in rows[0]:
-        result["psnr_db"] = statistics.mean(row["psnr_db"] for row in rows)
+    for name in ("psnr_db", "sharpness"):  # rows of earlier files have no sharpness
+        if all(name in row for row in rows):
+            result[name] = statistics.mean(row[name] for row in rows)
     if "rot_deg" in rows[0]:
         found = [row for row in rows if row["rot_deg"] is not None]
         result |= {"measured_clips": len(found), "generated_frames": frames - len(rows) * prefix_frames}

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from latent_folder import CLIPS, STEPS, write_latent_model
@@ -61,6 +62,10 @@ def test_latents_score_as_the_frames_that_the_pipeline_makes(place: Path) -> Non
     for clip in commanded:
         expected = psnr_db(videos[clip.name][5:], clip.true[5:])
         assert rows[clip.name]["psnr_db"] == pytest.approx(expected, abs=0.01)  # latents are kept in float16
+        steps = [np.diff(np.float64(x[5:]), axis=axis) for x in (videos[clip.name], clip.true) for axis in (1, 2)]
+        made_down, made_across, true_down, true_across = (np.mean(each**2) for each in steps)
+        sharp = (made_down + made_across) / (true_down + true_across)
+        assert rows[clip.name]["sharpness"] == pytest.approx(sharp, rel=0.02)
 
 
 def test_what_is_done_is_kept_and_the_rest_is_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
