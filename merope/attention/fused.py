@@ -22,7 +22,7 @@ from merope.attention.kernels.grouped import grouped_attention_backward, grouped
 from merope.attention.kernels.hopper import SUFFIX
 from merope.attention.kernels.hopper_tables import HopperTables, has_phases, make_tables, why_not_plan
 from merope.attention.kernels.prepared import PreparedPlan, cameraless, capability, kept, prepared
-from merope.attention.kernels.support import bytes_per_camera, carried_width, learns_tables, sees_in_parts
+from merope.attention.kernels.support import bytes_per_camera, carried_width, learns_tables, runs_in_parts
 from merope.attention.kernels.table_gradients import TableGradients, add_uses, learned_tables
 from merope.attention.kernels.transforms import turn
 from merope.attention.plan import AttentionPlan
@@ -53,7 +53,7 @@ def attend_fused(
         return torch.ops.merope.attend_hopper(q, k, v, hopper.tensors(), plan.query_cameras)[0].transpose(1, 2)
     training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     backward = training or learns_tables(plan)
-    needed = bytes_per_camera(k, carried_width(plan), backward, sees_in_parts(plan))
+    needed = bytes_per_camera(k, carried_width(plan), backward, runs_in_parts(plan))
     if needed > memory_budget:
         expected = f"at least {needed} bytes, what one query camera needs"
         raise invalid("memory_budget", expected, memory_budget, 'raise it or use backend="sdpa", which splits heads')

@@ -15,7 +15,7 @@ from scenes import FISHEYE, PINHOLE, mixed_cameras, random_content, random_poses
 
 import merope
 from merope import AttentionPlan, Cameras, Visibility
-from merope.attention.kernels import grouped
+from merope.attention.kernels import grouped, merged_parts
 from merope.attention.kernels.prepared import PreparedPlan, prepared
 from merope.encodings.protocol import Encoding
 
@@ -80,7 +80,8 @@ def test_only_seen_pairs_are_attended_to(name: str, monkeypatch: pytest.MonkeyPa
         expanded.append(out.shape[1] * out.shape[2])
         expand(*arguments, out=out)
 
-    monkeypatch.setattr(grouped, "attention_forward", counted)
+    for module in (grouped, merged_parts):
+        monkeypatch.setattr(module, "attention_forward", counted)
     monkeypatch.setattr(grouped, "expand", noted)
     merope.attend(*(x.float() for x in random_qkv(1, 1, plan.query_tokens, plan.head_dim)), plan, backend="fused")
     seen = [int(plan.seen_by(token).sum()) for token in range(plan.query_tokens)]

@@ -1,12 +1,15 @@
 """Where the fused backend runs. Imports no Triton, so that asking is possible everywhere."""
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from merope.attention.kernels.interval_calls import held_together, interval_calls, keys_of
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Run
 
 WIDTH_UNIT = 8
 """Heads are carried with a multiple of this many channels: PyTorch's fused kernels take no others."""
@@ -68,17 +71,23 @@ def bytes_per_camera(
     k: Tensor,  # [B, H, Nk, d]
     width: int,
     backward: bool,
-    in_parts: bool,
+    parts: Sequence[Run],
 ) -> int:
     """Bytes of keys and values as one query camera of one sample sees them; their gradients take as much again.
 
-    in_parts: queries of one group see different keys. These may be copied, and gradients are added up in float32.
+    parts: runs of queries of one group, which see different keys; none: all see the same. Each interval that is
+        attended to has gradients of its own. If not all of these are held at once, they are added up in float32.
     """
     _, heads, tokens, _ = k.shape
-    numbers = 2 * heads * tokens * width
-    return numbers * ((1 + in_parts + backward) * k.element_size() + (4 if in_parts and backward else 0))
+    numbers = 2 * heads * width
+    if not parts or not backward:
+        return numbers * tokens * (1 + backward) * k.element_size()
+    held = [keys_of(calls) for calls in held_together(interval_calls(parts), tokens)]
+    return numbers * ((tokens + max(held)) * k.element_size() + (4 * tokens if len(held) > 1 else 0))
 
 
-def sees_in_parts(plan: AttentionPlan) -> bool:
-    """Whether queries for which keys are the same see different ones: those of all cameras, or those without one."""
-    return plan.visible_keys is not None and (plan.groups == 1 or plan.cameraless_queries.numel() > 0)
+def runs_in_parts(plan: AttentionPlan) -> tuple[Run, ...]:
+    """The runs of a plan if queries for which keys are the same see different ones: all, or those without a camera."""
+    if plan.visible_keys is None or (plan.groups > 1 and plan.cameraless_queries.numel() == 0):
+        return ()
+    return plan.runs
