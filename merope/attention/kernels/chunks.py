@@ -62,7 +62,8 @@ def _chunks_of(
     """Chunks of some cameras that have the same keys expanded."""
     batch, heads = k.shape[:2]
     seen = k[:, :, : sum(each.stop - each.start for each in keys)]
-    most = max(1, budget // bytes_per_camera(seen, maps.width, backward, parts))
+    in_place = maps.groups == 1 and maps.plain_values
+    most = max(1, budget // bytes_per_camera(seen, maps.width, backward, parts, in_place))
     tiles = heads * math.ceil(maps.tokens_per_group / QUERY_TILE)
     if most >= len(cameras):
         step = chunk_size(batch, most // len(cameras), tiles * len(cameras), _processors(k))

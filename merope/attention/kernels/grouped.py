@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from merope.attention.kernels.channel_maps import SideTables
+from merope.attention.kernels.channel_maps import ChannelMap, SideTables
 from merope.attention.kernels.chunks import Chunk, camera_chunks
 from merope.attention.kernels.interval_calls import Call, held_together, interval_calls, segments
 from merope.attention.kernels.merged_parts import attend_in_parts, gradients_in_parts
@@ -162,14 +162,24 @@ def _places(keys: tuple[slice, ...]) -> Iterator[tuple[slice, slice]]:
 
 def _expanded(k: Tensor, v: Tensor, maps: PreparedPlan, chunk: Chunk) -> tuple[Tensor, Tensor]:
     """Keys and values as the cameras of a chunk see them, each [pairs, H, seen keys, W]."""
-    samples, count = k[chunk.samples].shape[0], sum(each.stop - each.start for each in chunk.keys)
-    shape = (samples, len(chunk.cameras), count, k.shape[1], maps.width)
-    both = k.new_empty(shape), v.new_empty(shape)
-    for out, x, channel_map in zip(both, (k, v), (maps.key, maps.value), strict=True):
-        for place, tokens in _places(chunk.keys):
-            where = (maps.key_tables.of_tokens(tokens), chunk.samples.start, chunk.cameras)
-            expand(x[chunk.samples, :, tokens], channel_map, *where, out=out[:, :, place])
-    return both[0].flatten(0, 1).transpose(1, 2), both[1].flatten(0, 1).transpose(1, 2)
+    in_place = maps.groups == 1 and maps.plain_values and _lies_well(v)
+    values = v[chunk.samples] if in_place else _expanded_side(v, maps.value, maps, chunk)
+    return _expanded_side(k, maps.key, maps, chunk), values
+
+
+def _expanded_side(x: Tensor, channel_map: ChannelMap, maps: PreparedPlan, chunk: Chunk) -> Tensor:
+    samples, count = x[chunk.samples].shape[0], sum(each.stop - each.start for each in chunk.keys)
+    out = x.new_empty((samples, len(chunk.cameras), count, x.shape[1], maps.width))
+    for place, tokens in _places(chunk.keys):
+        where = (maps.key_tables.of_tokens(tokens), chunk.samples.start, chunk.cameras)
+        expand(x[chunk.samples, :, tokens], channel_map, *where, out=out[:, :, place])
+    return out.flatten(0, 1).transpose(1, 2)
+
+
+def _lies_well(x: Tensor) -> bool:
+    """Whether attention kernels take a view as it is: rows of its own that start at multiples of 16 bytes."""
+    steps = [stride * x.element_size() for stride in x.stride()[:-1]]
+    return x.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)
 
 
 def _collect(

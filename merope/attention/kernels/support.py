@@ -67,23 +67,36 @@ def carried_width(plan: AttentionPlan) -> int:
     return -(-(plan.head_dim + second) // WIDTH_UNIT) * WIDTH_UNIT
 
 
+def has_plain_values(plan: AttentionPlan) -> bool:
+    """Whether values go through softmax as they are."""
+    return not plan.transform_values and carried_width(plan) == plan.head_dim
+
+
 def bytes_per_camera(
     k: Tensor,  # [B, H, Nk, d]
     width: int,
     backward: bool,
     parts: Sequence[Run],
+    values_in_place: bool,
 ) -> int:
-    """Bytes of keys and values as one query camera of one sample sees them; their gradients take as much again.
+    """Bytes of keys and values as one query camera of one sample sees them, and of their gradients.
 
     parts: runs of queries of one group, which see different keys; none: all see the same. Each interval that is
         attended to has gradients of its own. If not all of these are held at once, they are added up in float32.
+    values_in_place: values are read where they lie, and only keys are turned.
     """
     _, heads, tokens, _ = k.shape
-    numbers = 2 * heads * width
-    if not parts or not backward:
-        return numbers * tokens * (1 + backward) * k.element_size()
-    held = [keys_of(calls) for calls in held_together(interval_calls(parts), tokens)]
-    return numbers * ((tokens + max(held)) * k.element_size() + (4 * tokens if len(held) > 1 else 0))
+    turned, held, sums = (2 - values_in_place) * tokens, 2 * tokens * backward, 0
+    if parts and backward:
+        together = [keys_of(calls) for calls in held_together(interval_calls(parts), tokens)]
+        held, sums = 2 * max(together), 2 * tokens * (len(together) > 1)
+    return heads * width * ((turned + held) * k.element_size() + 4 * sums)
+
+
+def bytes_per_camera_of(plan: AttentionPlan, k: Tensor, backward: bool) -> int:
+    """As `bytes_per_camera`, of all that a plan is attended to with."""
+    in_place = plan.groups == 1 and has_plain_values(plan)
+    return bytes_per_camera(k, carried_width(plan), backward, runs_in_parts(plan), in_place)
 
 
 def runs_in_parts(plan: AttentionPlan) -> tuple[Run, ...]:
