@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from merope.attention.kernels.support import bytes_per_camera, carried_width, sees_in_parts, why_not_fused
+from merope.attention.kernels.support import bytes_per_camera_of, why_not_fused
 from merope.attention.length_clamp import with_clamped_lengths
 from merope.attention.plan import AttentionPlan
 from merope.attention.reference import attend_reference
@@ -73,7 +73,7 @@ def _fits(q: Tensor, k: Tensor, plan: AttentionPlan, memory_budget: int) -> bool
 
     if hopper_for(q, plan) is not None:
         return True
-    return bytes_per_camera(k, carried_width(plan), torch.is_grad_enabled(), sees_in_parts(plan)) <= memory_budget
+    return bytes_per_camera_of(plan, k, torch.is_grad_enabled()) <= memory_budget
 
 
 def make_ready(plan: AttentionPlan, dtype: torch.dtype) -> None:

@@ -22,7 +22,7 @@ from merope.attention.kernels.grouped import grouped_attention_backward, grouped
 from merope.attention.kernels.hopper import SUFFIX
 from merope.attention.kernels.hopper_tables import HopperTables, has_phases, make_tables, why_not_plan
 from merope.attention.kernels.prepared import PreparedPlan, cameraless, capability, kept, prepared
-from merope.attention.kernels.support import bytes_per_camera, carried_width, learns_tables, sees_in_parts
+from merope.attention.kernels.support import bytes_per_camera_of, learns_tables
 from merope.attention.kernels.table_gradients import TableGradients, add_uses, learned_tables
 from merope.attention.kernels.transforms import turn
 from merope.attention.plan import AttentionPlan
@@ -53,7 +53,7 @@ def attend_fused(
         return torch.ops.merope.attend_hopper(q, k, v, hopper.tensors(), plan.query_cameras)[0].transpose(1, 2)
     training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     backward = training or learns_tables(plan)
-    needed = bytes_per_camera(k, carried_width(plan), backward, sees_in_parts(plan))
+    needed = bytes_per_camera_of(plan, k, backward)
     if needed > memory_budget:
         expected = f"at least {needed} bytes, what one query camera needs"
         raise invalid("memory_budget", expected, memory_budget, 'raise it or use backend="sdpa", which splits heads')
@@ -126,7 +126,9 @@ def _forward_here(
     turned = turn(q[:, :, : maps.queries], maps.turn, maps.query_tables)
     attended, lse = grouped_attention_forward(turned, k, v, maps, _scale(q), memory_budget)
     del turned
-    out = turn(attended.transpose(1, 2), maps.back, maps.query_tables)
+    # A result of an operator is no view of another one.
+    plain = maps.plain_values
+    out = attended.clone() if plain else turn(attended.transpose(1, 2), maps.back, maps.query_tables)
     return _with_rest(out, q), attended, lse
 
 
@@ -170,7 +172,7 @@ def _backward_here(
     of_tables: TableGradients | None,
 ) -> tuple[Tensor, Tensor]:
     grad, queries = grad[:, : maps.queries].transpose(1, 2), q[:, :, : maps.queries]
-    grad_attended = turn(grad, maps.back_t, maps.query_tables)
+    grad_attended = grad.transpose(1, 2) if maps.plain_values else turn(grad, maps.back_t, maps.query_tables)
     turned = turn(queries, maps.turn, maps.query_tables)
     grad_turned, grad_keys_values = grouped_attention_backward(
         grad_attended, turned, k, v, attended, lse, maps, _scale(q), memory_budget, of_tables

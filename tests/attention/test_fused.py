@@ -176,12 +176,17 @@ def test_few_structures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_deterministic_training_does_not_use_cudnn() -> None:
     x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 1, 1, 128))
-    assert kernel_for(x) == "cudnn"  # type: ignore[arg-type]
+    assert kernel_for(x, keys=2) == "cudnn"  # type: ignore[arg-type]
     torch.use_deterministic_algorithms(True)
     try:
-        assert kernel_for(x) == "flash"  # type: ignore[arg-type]
+        assert kernel_for(x, keys=2) == "flash"  # type: ignore[arg-type]
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_single_key_does_not_go_to_cudnn() -> None:
+    x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 1, 1, 128))
+    assert kernel_for(x, keys=1) == "flash"  # type: ignore[arg-type]
 
 
 def test_packing_keeps_everything() -> None:

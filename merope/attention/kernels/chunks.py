@@ -37,8 +37,10 @@ class Chunk:
 
 def camera_chunks(k: Tensor, maps: PreparedPlan, memory_budget: int, backward: bool) -> Iterator[Chunk]:
     """Chunks of (sample, camera) pairs whose expanded keys and values (and their gradients) fit the budget."""
-    budget = min(memory_budget, BACKWARD_BYTES) if backward else memory_budget
-    if maps.groups == 1 or not maps.runs:
+    in_parts = maps.groups == 1 and bool(maps.runs)
+    # In parts there are several calls for every chunk: the fewer chunks, the better.
+    budget = min(memory_budget, BACKWARD_BYTES) if backward and not in_parts else memory_budget
+    if in_parts or not maps.runs:
         every = (slice(0, k.shape[2]),)
         yield from _chunks_of(k, maps, budget, backward, range(maps.groups), every, maps.runs)
         return
@@ -60,7 +62,8 @@ def _chunks_of(
     """Chunks of some cameras that have the same keys expanded."""
     batch, heads = k.shape[:2]
     seen = k[:, :, : sum(each.stop - each.start for each in keys)]
-    most = max(1, budget // bytes_per_camera(seen, maps.width, backward, bool(parts)))
+    in_place = maps.groups == 1 and maps.plain_values
+    most = max(1, budget // bytes_per_camera(seen, maps.width, backward, parts, in_place))
     tiles = heads * math.ceil(maps.tokens_per_group / QUERY_TILE)
     if most >= len(cameras):
         step = chunk_size(batch, most // len(cameras), tiles * len(cameras), _processors(k))

@@ -4,15 +4,18 @@
 keys and values in, attended values and log-sum-exp out, in the channels that a `PreparedPlan` carries.
 
 Where a plan says what is seen, a chunk has cameras that see the same keys, and these alone are expanded. Keys that all
-cameras share are turned once, and attended to run by run.
+cameras share are turned once, and attended to in parts (`merope.attention.kernels.merged_parts`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from merope.attention.kernels.channel_maps import ChannelMap, SideTables
 from merope.attention.kernels.chunks import Chunk, camera_chunks
+from merope.attention.kernels.interval_calls import Call, held_together, interval_calls, segments
+from merope.attention.kernels.merged_parts import attend_in_parts, gradients_in_parts
 from merope.attention.kernels.prepared import PreparedPlan
 from merope.attention.kernels.softmax_attention import attention_backward, attention_forward
 from merope.attention.kernels.table_gradients import TableGradients, add_uses
@@ -30,19 +33,24 @@ def grouped_attention_forward(
     """Attended values before O, and the log-sum-exp of every query."""
     chunks = list(camera_chunks(k, maps, memory_budget, backward=False))
     by_camera = turned.unflatten(1, (maps.groups, -1))
-    if len(chunks) == 1:
+    if len(chunks) == 1 and not chunks[0].parts:
         keys, values = _expanded(k, v, maps, chunks[0])
-        out, lse = _attend(chunks[0].of(by_camera).transpose(1, 2), keys, values, chunks[0], scale)
+        out, lse = attention_forward(chunks[0].of(by_camera).transpose(1, 2), keys, values, scale)
         return out.transpose(1, 2).reshape(turned.shape).contiguous(), lse
     attended = torch.empty_like(by_camera)
     shape = (*by_camera.shape[:2], turned.shape[2], maps.tokens_per_group)
     lse = turned.new_empty(shape, dtype=torch.float32)
     for chunk in chunks:
         keys, values = _expanded(k, v, maps, chunk)
-        out, some_lse = _attend(chunk.of(by_camera).transpose(1, 2), keys, values, chunk, scale)
-        chunk.put(attended, out.transpose(1, 2))
-        chunk.put(lse, some_lse)
-        del keys, values, out  # before the next chunk is expanded
+        queries = chunk.of(by_camera).transpose(1, 2)
+        if chunk.parts:
+            attend_in_parts(queries, keys, values, chunk.parts, scale, chunk.of(attended), chunk.of(lse))
+        else:
+            out, some_lse = attention_forward(queries, keys, values, scale)
+            chunk.put(attended, out.transpose(1, 2))
+            chunk.put(lse, some_lse)
+            del out
+        del keys, values  # before the next chunk is expanded
     return attended.view_as(turned), lse.flatten(0, 1)
 
 
@@ -63,7 +71,7 @@ def grouped_attention_backward(
     batch, heads, tokens, head_dim = k.shape
     # Sums over chunks are rounded once, at the end. Keys that no camera sees have a gradient of zero.
     split = any(len(chunk.cameras) < maps.groups for chunk in chunks)
-    make = torch.zeros if maps.runs else torch.empty
+    make = torch.zeros if maps.runs and maps.groups > 1 else torch.empty
     dtype = torch.float32 if split else k.dtype
     gradients = make((2, batch, tokens, heads, head_dim), dtype=dtype, device=k.device)
     by_camera = [x.unflatten(1, (maps.groups, -1)) for x in (grad, turned, attended)]
@@ -72,45 +80,75 @@ def grouped_attention_backward(
         some_grad, queries, out = (chunk.of(x).transpose(1, 2) for x in by_camera)
         keys, values = _expanded(k, v, maps, chunk)
         some_lse = chunk.of(by_camera_lse).contiguous()  # cuDNN does not heed its strides
-        grads = _gradients(some_grad, queries, keys, values, out, some_lse, chunk, scale)
-        chunk.put(grad_turned, grads[0].transpose(1, 2))
-        add = chunk.cameras.start > 0 or (split and bool(maps.runs))
-        _collect(grads[1:], gradients[:, chunk.samples], maps, chunk, add)
-        if of_tables is not None:
-            _collect_tables(grads[1:], k, v, maps, chunk, of_tables)
-        del keys, values, grads
+        if chunk.parts:
+            sums = _KeySums(k, v, gradients[:, chunk.samples], maps, chunk, of_tables)
+            of_queries = chunk.of(grad_turned).transpose(1, 2)
+            given = (some_grad, queries, keys, values, out, some_lse)
+            gradients_in_parts(*given, chunk.parts, scale, of_queries, sums.add)
+            sums.finish()
+            del sums
+        else:
+            grads = attention_backward(some_grad, queries, keys, values, out, some_lse, scale)
+            chunk.put(grad_turned, grads[0].transpose(1, 2))
+            add = chunk.cameras.start > 0 or (split and bool(maps.runs))
+            _collect(grads[1:], gradients[:, chunk.samples], maps, chunk, add)
+            if of_tables is not None:
+                _collect_tables(grads[1:], k, v, maps, chunk, of_tables)
+            del grads
+        del keys, values
     return grad_turned.view_as(turned), gradients.to(k.dtype)
 
 
-def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, chunk: Chunk, scale: float
-) -> tuple[Tensor, Tensor]:  # [pairs, H, P, W], float32 [pairs, H, P]
-    if not chunk.parts:
-        return attention_forward(q, keys, values, scale)
-    some = [
-        attention_forward(q[:, :, part.queries], part.seen(keys, 2), part.seen(values, 2), scale)
-        for part in chunk.parts
-    ]
-    token_major = torch.cat([out.transpose(1, 2) for out, _ in some], dim=1)
-    return token_major.transpose(1, 2), torch.cat([lse for _, lse in some], dim=2)
+class _KeySums:
+    """Kᵀ of the gradients of keys and values, added up over the calls of a chunk that is attended to in parts."""
 
+    def __init__(
+        self,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,  # [2, samples, Nk, H, d] to write to
+        maps: PreparedPlan,
+        chunk: Chunk,
+        of_tables: TableGradients | None,
+    ) -> None:
+        self.out, self.maps, self.chunk, self.of_tables = out, maps, chunk, of_tables
+        self.inputs = [x[chunk.samples] for x in (k, v)]
+        calls, tokens = interval_calls(chunk.parts), k.shape[2]
+        self.segments = segments(calls, tokens)
+        self.written: set[int] = set()  # numbers of segments
+        once = len(list(held_together(calls, tokens))) == 1
+        self.sums = out if once else torch.empty_like(out, dtype=torch.float32)
 
-def _gradients(
-    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, chunk: Chunk, scale: float
-) -> tuple[Tensor, ...]:
-    """Of q, of keys and of values."""
-    if not chunk.parts:
-        return attention_backward(grad, q, keys, values, out, lse, scale)
-    grad_q, sums = [], [torch.zeros_like(x, dtype=torch.float32) for x in (keys, values)]
-    for part in chunk.parts:
-        own_grad, own_q, own_out, own_lse = (x[:, :, part.queries] for x in (grad, q, out, lse))
-        seen = (part.seen(keys, 2), part.seen(values, 2))
-        some = attention_backward(own_grad, own_q, *seen, own_out, own_lse.contiguous(), scale)
-        grad_q.append(some[0])
-        for total, each in zip(sums, some[1:], strict=True):
-            for place, tokens in _places(part.keys):
-                total[:, :, tokens] += each[:, :, place]
-    return torch.cat(grad_q, dim=2), *sums
+    def add(self, calls: Sequence[Call], grads: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Keys that are first seen are written, others added to. All calls that see a segment are read in one go."""
+        for number, keys in enumerate(self.segments):
+            seen = [(call.place_of(keys), grad) for call, grad in zip(calls, grads, strict=True) if call.sees_all(keys)]
+            for side, channel_map in enumerate((self.maps.key, self.maps.value) if seen else ()):
+                parts = [grad[side][:, None, :, place] for place, grad in seen]
+                out, add = self.sums[side][:, keys], number in self.written
+                reduce(parts, channel_map, *self._where(keys), out=out, add=add)
+            self.written |= {number} if seen else set()
+        if self.of_tables is not None:
+            self._add_tables(calls, grads, self.of_tables)
+
+    def finish(self) -> None:
+        """Keys that nobody sees have a gradient of zero; sums are rounded."""
+        for number, keys in enumerate(self.segments):
+            if number not in self.written:
+                self.sums[:, :, keys] = 0
+        if self.sums is not self.out:
+            self.out.copy_(self.sums)
+
+    def _add_tables(
+        self, calls: Sequence[Call], grads: Sequence[tuple[Tensor, Tensor]], of_tables: TableGradients
+    ) -> None:
+        entries = (of_tables.learned.key, of_tables.learned.value)
+        for call, both in zip(calls, grads, strict=True):
+            for grad, x, used in zip(both, self.inputs, entries, strict=True):
+                add_uses(grad[:, None], x[:, :, call.keys], used, *self._where(call.keys), out=of_tables.key)
+
+    def _where(self, keys: slice) -> tuple[SideTables, int, range]:
+        return self.maps.key_tables.of_tokens(keys), self.chunk.samples.start, self.chunk.cameras
 
 
 def _places(keys: tuple[slice, ...]) -> Iterator[tuple[slice, slice]]:
@@ -124,14 +162,24 @@ def _places(keys: tuple[slice, ...]) -> Iterator[tuple[slice, slice]]:
 
 def _expanded(k: Tensor, v: Tensor, maps: PreparedPlan, chunk: Chunk) -> tuple[Tensor, Tensor]:
     """Keys and values as the cameras of a chunk see them, each [pairs, H, seen keys, W]."""
-    samples, count = k[chunk.samples].shape[0], sum(each.stop - each.start for each in chunk.keys)
-    shape = (samples, len(chunk.cameras), count, k.shape[1], maps.width)
-    both = k.new_empty(shape), v.new_empty(shape)
-    for out, x, channel_map in zip(both, (k, v), (maps.key, maps.value), strict=True):
-        for place, tokens in _places(chunk.keys):
-            where = (maps.key_tables.of_tokens(tokens), chunk.samples.start, chunk.cameras)
-            expand(x[chunk.samples, :, tokens], channel_map, *where, out=out[:, :, place])
-    return both[0].flatten(0, 1).transpose(1, 2), both[1].flatten(0, 1).transpose(1, 2)
+    in_place = maps.groups == 1 and maps.plain_values and _lies_well(v)
+    values = v[chunk.samples] if in_place else _expanded_side(v, maps.value, maps, chunk)
+    return _expanded_side(k, maps.key, maps, chunk), values
+
+
+def _expanded_side(x: Tensor, channel_map: ChannelMap, maps: PreparedPlan, chunk: Chunk) -> Tensor:
+    samples, count = x[chunk.samples].shape[0], sum(each.stop - each.start for each in chunk.keys)
+    out = x.new_empty((samples, len(chunk.cameras), count, x.shape[1], maps.width))
+    for place, tokens in _places(chunk.keys):
+        where = (maps.key_tables.of_tokens(tokens), chunk.samples.start, chunk.cameras)
+        expand(x[chunk.samples, :, tokens], channel_map, *where, out=out[:, :, place])
+    return out.flatten(0, 1).transpose(1, 2)
+
+
+def _lies_well(x: Tensor) -> bool:
+    """Whether attention kernels take a view as it is: rows of its own that start at multiples of 16 bytes."""
+    steps = [stride * x.element_size() for stride in x.stride()[:-1]]
+    return x.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)
 
 
 def _collect(
@@ -146,7 +194,7 @@ def _collect(
         by_sample = grad.unflatten(0, (-1, len(chunk.cameras)))
         for place, tokens in _places(chunk.keys):
             where = (maps.key_tables.of_tokens(tokens), chunk.samples.start, chunk.cameras)
-            reduce(by_sample[:, :, :, place], channel_map, *where, out=target[:, tokens], add=add)
+            reduce([by_sample[:, :, :, place]], channel_map, *where, out=target[:, tokens], add=add)
 
 
 def _collect_tables(

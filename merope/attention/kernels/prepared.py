@@ -18,7 +18,7 @@ from merope.attention.kernels.channel_maps import (
     operator_terms,
     second_copies,
 )
-from merope.attention.kernels.support import carried_width, learns_tables
+from merope.attention.kernels.support import carried_width, has_plain_values, learns_tables
 from merope.attention.plan import AttentionPlan, Block
 from merope.attention.visible_cameras import Run
 
@@ -41,6 +41,7 @@ class PreparedPlan:
 
     groups: int  # query cameras for which keys differ
     tokens_per_group: int
+    plain_values: bool  # `value` and `back` are the identity
     turn: ChannelMap
     turn_t: ChannelMap
     key: ChannelMap
@@ -63,7 +64,7 @@ class PreparedPlan:
 
     def pack(self) -> tuple[list[Tensor], list[int]]:
         """Tensors and numbers, for operators that torch.compile sees."""
-        tensors, numbers = [], [self.groups, self.tokens_per_group, len(self.runs)]
+        tensors, numbers = [], [self.groups, self.tokens_per_group, int(self.plain_values), len(self.runs)]
         for run in self.runs:
             intervals = (run.cameras, run.queries, *run.keys)
             numbers += [len(run.keys), *(bound for each in intervals for bound in _bounds(each))]
@@ -78,7 +79,7 @@ class PreparedPlan:
     def unpack(cls, tensors: list[Tensor], numbers: list[int]) -> Self:
         """The reverse of `pack`."""
         tensor, number = iter(tensors), iter(numbers)
-        groups, tokens_per_group, run_count = next(number), next(number), next(number)
+        groups, tokens_per_group, plain_values, run_count = (next(number) for _ in range(4))
 
         def interval() -> slice:
             return slice(next(number), next(number))
@@ -98,7 +99,8 @@ class PreparedPlan:
             return SideTables(next(tensor), next(tensor), next(tensor), next(tensor))
 
         turn, turn_t, key, value, back, back_t = (channel_map() for _ in range(6))
-        return cls(groups, tokens_per_group, turn, turn_t, key, value, back, back_t, side(), side(), runs)
+        maps = (turn, turn_t, key, value, back, back_t)
+        return cls(groups, tokens_per_group, bool(plain_values), *maps, side(), side(), runs)
 
     def _parts(self) -> tuple[ChannelMap | SideTables, ...]:
         maps = (self.turn, self.turn_t, self.key, self.value, self.back, self.back_t)
@@ -184,6 +186,7 @@ def prepare(plan: AttentionPlan, coefficients: torch.dtype) -> PreparedPlan:
     return PreparedPlan(
         plan.groups,
         plan.tokens_per_camera if plan.groups > 1 else plan.query_tokens,
+        has_plain_values(plan),
         *made_once("channel maps", plan, lambda: _channel_maps(plan)),
         query_layout.tables(plan.query_has_camera, torch.float32),
         key_layout.tables(plan.key_has_camera, coefficients),

@@ -13,15 +13,18 @@ from torch.nn.functional import pad
 Kernel = Literal["cudnn", "flash", "efficient", "cpu"]
 
 
-def kernel_for(x: Tensor) -> Kernel:  # x [..., W]
-    """cuDNN for half precision and up to 128 channels, FlashAttention up to 256, else memory-efficient attention."""
+def kernel_for(x: Tensor, keys: int) -> Kernel:  # x [..., W]
+    """cuDNN for half precision and up to 128 channels, FlashAttention up to 256, else memory-efficient attention.
+
+    cuDNN takes no single key, which an interval of extra tokens may be.
+    """
     if not x.is_cuda:
         return "cpu"
     if x.dtype == torch.float32 or x.shape[-1] > 256:
         return "efficient"
     # cuDNN's backward pass adds in any order; FlashAttention's heeds PyTorch's switch.
     cudnn = torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
-    return "cudnn" if x.shape[-1] <= 128 and cudnn else "flash"
+    return "cudnn" if x.shape[-1] <= 128 and keys > 1 and cudnn else "flash"
 
 
 def attention_forward(
@@ -32,7 +35,7 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:  # [B, H, Nq, W], float32 [B, H, Nq]
     """softmax(q kᵀ · scale) v and the log of the softmax's denominators."""
     aten = torch.ops.aten
-    kernel = kernel_for(q)
+    kernel = kernel_for(q, k.shape[2])
     if kernel == "cudnn":
         out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, scale=scale)[:2]
     elif kernel == "flash":
@@ -55,7 +58,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, given what the forward pass returned."""
     aten = torch.ops.aten
-    kernel = kernel_for(q)
+    kernel = kernel_for(q, k.shape[2])
     queries, keys = q.shape[2], k.shape[2]
     no_dropout, not_causal = 0.0, False
     seed = torch.zeros((), dtype=torch.int64, device=q.device)

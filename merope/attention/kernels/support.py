@@ -1,12 +1,15 @@
 """Where the fused backend runs. Imports no Triton, so that asking is possible everywhere."""
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from merope.attention.kernels.interval_calls import held_together, interval_calls, keys_of
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Run
 
 WIDTH_UNIT = 8
 """Heads are carried with a multiple of this many channels: PyTorch's fused kernels take no others."""
@@ -64,21 +67,40 @@ def carried_width(plan: AttentionPlan) -> int:
     return -(-(plan.head_dim + second) // WIDTH_UNIT) * WIDTH_UNIT
 
 
+def has_plain_values(plan: AttentionPlan) -> bool:
+    """Whether values go through softmax as they are."""
+    return not plan.transform_values and carried_width(plan) == plan.head_dim
+
+
 def bytes_per_camera(
     k: Tensor,  # [B, H, Nk, d]
     width: int,
     backward: bool,
-    in_parts: bool,
+    parts: Sequence[Run],
+    values_in_place: bool,
 ) -> int:
-    """Bytes of keys and values as one query camera of one sample sees them; their gradients take as much again.
+    """Bytes of keys and values as one query camera of one sample sees them, and of their gradients.
 
-    in_parts: queries of one group see different keys. These may be copied, and gradients are added up in float32.
+    parts: runs of queries of one group, which see different keys; none: all see the same. Each interval that is
+        attended to has gradients of its own. If not all of these are held at once, they are added up in float32.
+    values_in_place: values are read where they lie, and only keys are turned.
     """
     _, heads, tokens, _ = k.shape
-    numbers = 2 * heads * tokens * width
-    return numbers * ((1 + in_parts + backward) * k.element_size() + (4 if in_parts and backward else 0))
+    turned, held, sums = (2 - values_in_place) * tokens, 2 * tokens * backward, 0
+    if parts and backward:
+        together = [keys_of(calls) for calls in held_together(interval_calls(parts), tokens)]
+        held, sums = 2 * max(together), 2 * tokens * (len(together) > 1)
+    return heads * width * ((turned + held) * k.element_size() + 4 * sums)
 
 
-def sees_in_parts(plan: AttentionPlan) -> bool:
-    """Whether queries for which keys are the same see different ones: those of all cameras, or those without one."""
-    return plan.visible_keys is not None and (plan.groups == 1 or plan.cameraless_queries.numel() > 0)
+def bytes_per_camera_of(plan: AttentionPlan, k: Tensor, backward: bool) -> int:
+    """As `bytes_per_camera`, of all that a plan is attended to with."""
+    in_place = plan.groups == 1 and has_plain_values(plan)
+    return bytes_per_camera(k, carried_width(plan), backward, runs_in_parts(plan), in_place)
+
+
+def runs_in_parts(plan: AttentionPlan) -> tuple[Run, ...]:
+    """The runs of a plan if queries for which keys are the same see different ones: all, or those without a camera."""
+    if plan.visible_keys is None or (plan.groups > 1 and plan.cameraless_queries.numel() == 0):
+        return ()
+    return plan.runs

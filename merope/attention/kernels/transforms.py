@@ -2,12 +2,14 @@
 """The three Triton kernels behind the fused backend: a channel map for each token, for many query cameras, and back.
 
 `turn` applies a map that is the same for all query cameras. `expand` writes K x for every query camera of a chunk;
-`reduce` reads one tensor per query camera and adds up Kᵀ x over them. All work in float32 and take all heads of a token
-in one program, so that coefficients are loaded once for all heads.
+`reduce` reads a tensor, or several, per query camera and adds up Kᵀ x over them. All work in float32 and take all heads
+of a token in one program, so that coefficients are loaded once for all heads.
 
 `expand` and `reduce` never move numbers between channels inside their loop over cameras: K takes its sources, the same
 for all cameras, before it; Kᵀ adds up every tap where it is read, and moves the sums after it.
 """
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
@@ -77,7 +79,7 @@ def expand(
 
 
 def reduce(
-    x: Tensor,  # [B, cameras, H, N, W], last dimension dense
+    parts: Sequence[Tensor],  # each [B, cameras, H, N, W], last dimension dense
     channel_map: ChannelMap,  # as for `expand`
     tables: SideTables,
     first_sample: int,
@@ -85,14 +87,16 @@ def reduce(
     out: Tensor,  # [B, N, H, source width] that the sum is written to, or added to
     add: bool,
 ) -> None:
-    """Σ over the query cameras of the transposed map of each one's tensor."""
-    batch, _, heads, tokens, _ = x.shape
+    """Σ over the parts and the query cameras of the transposed map of each one's tensor."""
+    batch, _, heads, tokens, _ = parts[0].shape
     heads_block = heads_per_program(heads, channel_map.per_head)
+    padded = (*parts, *parts[:1] * (triton.next_power_of_2(len(parts)) - len(parts)))  # one kernel for many counts
     _reduce[(tokens, batch, triton.cdiv(heads, heads_block))](
-        *(x, out),
+        *(padded, len(parts), out),
         *_arguments(channel_map, tables, first_sample, tokens, heads),
         *(channel_map.inverse, cameras.start, len(cameras)),
-        *(*x.stride()[:4], *out.stride()[:3]),
+        *(tuple(part.stride(dim) for part in padded) for dim in range(4)),
+        *out.stride()[:3],
         **_constants(channel_map, heads_block),
         SOURCES=channel_map.source_width,
         SOURCES_PADDED=triton.next_power_of_2(channel_map.source_width),
@@ -266,12 +270,12 @@ def _expand(
             write += out_camera
 
 
-@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=OF_TOKENS)
+@triton.jit(do_not_specialize=(*COUNTS, "count"), do_not_specialize_on_alignment=OF_TOKENS)
 def _reduce(
-    x, out,
+    parts, count, out,
     shared, grouped, rows, has_camera, index, weight, strides, all_tokens, camera_stride, first_sample, tokens, heads,
     inverse, first_camera, cameras,
-    x_batch, x_camera, x_head, x_token, out_batch, out_token, out_head,
+    part_batch, part_camera, part_head, part_token, out_batch, out_token, out_head,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, TAPS: tl.constexpr, HEADS: tl.constexpr,
     GATED: tl.constexpr, PER_HEAD: tl.constexpr,
     SOURCES: tl.constexpr, SOURCES_PADDED: tl.constexpr, AT_ONCE: tl.constexpr, ADD: tl.constexpr,
@@ -296,23 +300,24 @@ def _reduce(
         factors += (factor,)
         moves += (moving,)
         totals += (tl.zeros((HEADS, PADDED), tl.float32),)
-    read = x + batch * x_batch + token * x_token
-    place = head * x_head + channel
-    for camera in range(0, cameras, AT_ONCE):
-        values, entries = (), ()
-        for ahead in tl.static_range(AT_ONCE):
-            values += (tl.load(read + place, mask=live & (camera + ahead < cameras), other=0.0),)
-            read += x_camera
-            at = offset + (first_camera + camera + ahead) * by_camera
-            for tap in tl.static_range(TAPS):
-                held = (camera + ahead < cameras) & (moves[tap] >= 0)
-                entries += (tl.load(grouped + at + moves[tap], mask=held, other=0.0),)
-        for ahead in tl.static_range(AT_ONCE):
-            sums = ()
-            for tap in tl.static_range(TAPS):
-                entry = entries[ahead * TAPS + tap].to(tl.float32)
-                sums += (totals[tap] + (coefficients[tap] + entry * factors[tap]) * values[ahead].to(tl.float32),)
-            totals = sums
+    for part in tl.static_range(len(parts)):
+        read = parts[part] + batch * part_batch[part] + token * part_token[part]
+        place = head * part_head[part] + channel
+        for camera in range(0, cameras, AT_ONCE):
+            values, entries = (), ()
+            for ahead in tl.static_range(AT_ONCE):
+                values += (tl.load(read + place, mask=live & (camera + ahead < cameras) & (part < count), other=0.0),)
+                read += part_camera[part]
+                at = offset + (first_camera + camera + ahead) * by_camera
+                for tap in tl.static_range(TAPS):
+                    held = (camera + ahead < cameras) & (part < count) & (moves[tap] >= 0)
+                    entries += (tl.load(grouped + at + moves[tap], mask=held, other=0.0),)
+            for ahead in tl.static_range(AT_ONCE):
+                sums = ()
+                for tap in tl.static_range(TAPS):
+                    entry = entries[ahead * TAPS + tap].to(tl.float32)
+                    sums += (totals[tap] + (coefficients[tap] + entry * factors[tap]) * values[ahead].to(tl.float32),)
+                totals = sums
     target = tl.arange(0, SOURCES_PADDED)[None, :]
     there = (target < SOURCES) & (head < heads)
     result = tl.zeros((HEADS, SOURCES_PADDED), tl.float32)
