@@ -240,9 +240,11 @@ __device__ __forceinline__ void attend_wide_queries(
     auto release = [&](int operand, int t) {
         if (share.lane == 0) barrier_arrive(pipeline.used(operand, t));
     };
-    // Warpgroup 1 waits for the other's weights first, and so asks for scores second: they weigh one after the other.
-    auto share_weights = [&](bool before) {
-        if (before == (share.group == 1)) share.sync();
+    // Warpgroup 0 asks for scores first, and warpgroup 1 when it has the weights of both: they weigh one after the other.
+    auto share_weights = [&](int group) {
+        if (share.group != group) return;
+        fence_async_proxy();
+        share.sync();
     };
     issue_scores_of(0);
     wgmma_wait<0>();
@@ -254,10 +256,9 @@ __device__ __forceinline__ void attend_wide_queries(
 #pragma unroll 1
     for (int t = 1; t < tiles; ++t) {
         store_weights(weights_at, weights, share);
-        fence_async_proxy();
-        share_weights(true);
+        share_weights(1);
         issue_scores_of(t);
-        share_weights(false);
+        share_weights(0);
         add_values_of(t - 1);
         wgmma_wait<1>();
         pin(s);
@@ -280,8 +281,7 @@ __device__ __forceinline__ void attend_wide_queries(
         release(1, t - 1);
     }
     store_weights(weights_at, weights, share);
-    fence_async_proxy();
-    share.sync();
+    share_weights(share.group);
     add_values_of(tiles - 1);
     combine_warp(softmax.sums, columns.parts[share.warp], share.lane, added);
     wgmma_wait<0>();
