@@ -43,11 +43,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, int,
     return recorder.launches
 
 
-def case(samples: int = 2) -> tuple[AttentionPlan, hopper_tables.HopperTables, list[Tensor]]:
+def case(grid: tuple[int, int] = (9, 15)) -> tuple[AttentionPlan, hopper_tables.HopperTables, list[Tensor]]:
     """Cross-attention of 2 cameras of 135 tokens to 3 cameras of 70; q, k and v are views of token-major tensors."""
-    queries, keys = (Cameras(random_poses(samples, count), PINHOLE) for count in (2, 3))
-    plan = MeRoPE(128).plan(queries, (9, 15), key=keys, key_grid=(7, 10))
-    inputs = [torch.randn(samples, n, 3, 128).bfloat16().transpose(1, 2) for n in (270, 210, 210)]
+    queries, keys = (Cameras(random_poses(2, count), PINHOLE) for count in (2, 3))
+    plan = MeRoPE(128).plan(queries, grid, key=keys, key_grid=(7, 10))
+    inputs = [torch.randn(2, n, 3, 128).bfloat16().transpose(1, 2) for n in (plan.query_tokens, 210, 210)]
     return plan, hopper_tables.make_tables(plan), inputs
 
 
@@ -57,22 +57,41 @@ def pointers(params: ctypes.Structure, **expected: Tensor) -> None:
         assert (value.data if isinstance(value, hopper_module.Tokens) else value) == tensor.data_ptr(), name
 
 
-def test_forward_kernels_are_given_what_their_fields_name(launches: dict) -> None:
-    plan, tables, (q, k, v) = case()
+@pytest.mark.parametrize("per_camera", [129, 135, 144, 257, 288])
+def test_wide_tiles_are_taken_where_tiles_of_128_leave_few_queries_over(per_camera: int) -> None:
+    assert hopper.takes_wide_tiles(per_camera, visible=False)
+    assert not hopper.takes_wide_tiles(per_camera, visible=True)
+
+
+@pytest.mark.parametrize("per_camera", [1, 64, 100, 128, 145, 150, 256, 289, 880, 1560])
+def test_tiles_of_128_are_taken_where_they_are_as_full(per_camera: int) -> None:
+    assert not hopper.takes_wide_tiles(per_camera, visible=False)
+
+
+@pytest.mark.parametrize(
+    ("grid", "name", "tiles", "shared_bytes"),
+    [((9, 15), "attend_wide_bf16", 1, hopper.WIDE_SHARED_BYTES), ((9, 17), "attend_bf16", 2, hopper.SHARED_BYTES)],
+)
+def test_forward_kernels_are_given_what_their_fields_name(
+    launches: dict, grid: tuple[int, int], name: str, tiles: int, shared_bytes: int
+) -> None:
+    plan, tables, (q, k, v) = case(grid)
+    per_camera = math.prod(grid)
     out, lse = hopper._forward(q, k, v, tables.tensors(), plan.query_cameras)
-    grid, threads, _, pack = launches["pack_keys_bf16"]
-    assert (grid, threads) == ((256 * 16 // 256, 2, 3), 256)
+    blocks, threads, _, pack = launches["pack_keys_bf16"]
+    assert (blocks, threads) == ((256 * 16 // 256, 2, 3), 256)
     pointers(pack, k=k, v=v, rotation=tables.key_rotation, native=tables.key_native)
     assert (pack.k.batch, pack.k.head, pack.k.token) == (210 * 3 * 128, 128, 3 * 128)
     assert (pack.tables_per_sample, pack.heads, pack.keys, pack.padded_keys) == (1, 3, 210, 256)
-    grid, threads, shared, attend = launches["attend_bf16"]
-    assert (grid, threads, shared) == ((2 * 3 * 2 * 2, 1, 1), 512, hopper.SHARED_BYTES)
+    assert set(launches) == {"pack_keys_bf16", name}
+    blocks, threads, shared, attend = launches[name]
+    assert (blocks, threads, shared) == ((2 * 3 * 2 * tiles, 1, 1), 512, shared_bytes)
     pointers(attend, q=q, out=out, lse=lse, disparity=tables.query_disparity, rotation=tables.query_rotation)
     pointers(attend, native=tables.query_native, key_views=tables.key_views, phasors=tables.phasors)
     pointers(attend, key_camera=tables.key_camera)
     assert (attend.packed_k, attend.packed_v) == (pack.packed_k, pack.packed_v)
-    assert (attend.batch, attend.heads, attend.cameras, attend.tokens_per_camera) == (2, 3, 2, 135)
-    assert (attend.queries, attend.keys, attend.padded_keys, attend.key_cameras) == (270, 210, 256, 4)
+    assert (attend.batch, attend.heads, attend.cameras, attend.tokens_per_camera) == (2, 3, 2, per_camera)
+    assert (attend.queries, attend.keys, attend.padded_keys, attend.key_cameras) == (2 * per_camera, 210, 256, 4)
     assert (attend.tables_per_sample, attend.scale) == (1, pytest.approx(128**-0.5))
 
 
@@ -125,9 +144,9 @@ def test_plans_with_directions_take_kernels_of_their_own(monkeypatch: pytest.Mon
     hopper._backward(grad.transpose(1, 2).contiguous(), q, k, v, out, lse, tables.tensors(), plan.query_cameras)
     assert set(asked) == {(True, False)}
     assert tables.key_views.shape == (2, 3, 4, 27, 128, 2)
-    for name in ("attend_bf16", "pack_queries_bf16", "finish_queries_bf16"):
+    for name in ("attend_wide_bf16", "pack_queries_bf16", "finish_queries_bf16"):
         pointers(recorder.launches[name][3], rotation=tables.query_rotation, disparity=tables.query_disparity)
-    for name in ("attend_bf16", "gradients_bf16"):
+    for name in ("attend_wide_bf16", "gradients_bf16"):
         pointers(recorder.launches[name][3], key_views=tables.key_views, phasors=tables.phasors)
 
 
@@ -135,7 +154,7 @@ def test_rows_that_are_not_aligned_are_copied(launches: dict) -> None:
     plan, tables, (q, k, v) = case()
     shifted = torch.randn(2, 3, 270, 129).bfloat16()[..., 1:]
     hopper._forward(shifted, k, v, tables.tensors(), plan.query_cameras)
-    attend = launches["attend_bf16"][3]
+    attend = launches["attend_wide_bf16"][3]
     assert attend.q.data not in (q.data_ptr(), shifted.data_ptr())
     assert (attend.q.data % 16, attend.q.token) == (0, 128)
 
@@ -145,7 +164,7 @@ def test_dense_queries_at_an_odd_address_are_copied(launches: dict) -> None:
     odd = torch.randn(2 * 3 * 270 * 128 + 1).bfloat16()[1:].view(2, 3, 270, 128)
     assert odd.is_contiguous()
     hopper._forward(odd, k, v, tables.tensors(), plan.query_cameras)
-    assert launches["attend_bf16"][3].q.data % 16 == 0
+    assert launches["attend_wide_bf16"][3].q.data % 16 == 0
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -292,7 +292,13 @@ def test_shared_memory_is_what_the_kernel_lays_out(phases: bool, visible: bool) 
     barriers = 2 * 3 * number["kStages"] * 8
     assert 1008 + number["kBarrierOffset"] + barriers <= hopper.SHARED_BYTES <= 227 * 1024
     assert 1008 + number["kStepBarriers"] + 9 * 8 <= hopper.GRAD_SHARED_BYTES <= 227 * 1024
-    assert number["kKeys"] == number["kRows"] == TILE
+    assert number["kKeys"] == number["kRows"] == hopper.ROWS == TILE
+    if not visible:
+        columns = (2 + 8) * number["kWideRows"] * 4  # shifts and factors; parts of eight warps
+        assert 1008 + number["kColumnsOffset"] + columns <= hopper.WIDE_SHARED_BYTES <= 227 * 1024
+        assert number["kWideRows"] == hopper.WIDE_ROWS
+        assert all(number[f"k{of}Offset"] % 1024 == 0 for of in ("Weights", "WideTiles"))  # the swizzle's period
+        assert number["kWideHalf"] % 1024 == 0
     assert number["kStepBytes"] == hopper.STEP * 256
     assert number["kParts"] == hopper.PARTS
     registers = number["kCopyingRegisters"] + number["kTurningRegisters"] + 2 * number["kAttendingRegisters"]

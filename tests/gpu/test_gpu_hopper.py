@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from merope.attention import fused
+from merope.attention.kernels import hopper
 from merope.attention.plan import AttentionPlan
 from merope.encodings.merope import MeRoPE
 from merope.geometry.cameras import Cameras
@@ -56,6 +57,12 @@ def encoding(request: pytest.FixtureRequest) -> MeRoPE:
     return MeRoPE(direction_scale=request.param)
 
 
+@pytest.fixture(params=[False, True], ids=["tiles of 128", "tiles of 144"])
+def _either_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forward kernels, whichever would be taken."""
+    monkeypatch.setattr(hopper, "takes_wide_tiles", lambda _queries_per_camera, visible: request.param and not visible)
+
+
 def takes_the_kernel(plan: AttentionPlan, dtype: torch.dtype) -> bool:
     return fused.hopper_for(torch.empty((1, 1, 1, 128), device=DEVICE, dtype=dtype), plan) is not None
 
@@ -91,12 +98,27 @@ def test_odd_lengths(
         assert float(got[2].abs().max()) < 0.05 * math.sqrt(plan.query_tokens)  # sums over the queries
 
 
+@pytest.mark.usefixtures("_either_kernel")
+@pytest.mark.parametrize("keys", ["own", "of one tile", "of other cameras", "of every sample's own tables"])
+@pytest.mark.parametrize("grid", [(9, 16), (10, 13), (10, 10), (16, 18), (10, 15)], ids=str)
+def test_tiles_of_queries(encoding: MeRoPE, grid: tuple[int, int], keys: str) -> None:
+    """Tiles that are full, and tiles that are not; one tile of keys, and several, full or not."""
+    cameras = driving_cameras(3 if keys == "of every sample's own tables" else 1, 2)
+    others = {"of one tile": (1, (7, 10)), "of other cameras": (3, (7, 10))}
+    key = {"key": driving_cameras(1, others[keys][0]), "key_grid": others[keys][1]} if keys in others else {}
+    plan = encoding.plan(cameras, grid, **key)  # type: ignore[arg-type]
+    assert takes_the_kernel(plan, torch.bfloat16)
+    assert_accurate(errors_of(plan, torch.bfloat16, heads=3), against_plain=True)
+    assert_accurate(errors_of(plan, torch.float16, heads=3))
+
+
 @pytest.mark.parametrize(("clips", "heads"), [(1, 1), (3, 5), (8, 12)])
 def test_batches_and_heads(encoding: MeRoPE, clips: int, heads: int) -> None:
     plan = encoding.plan(driving_cameras(clips, 4), (5, 9))
     assert_accurate(errors_of(plan, torch.bfloat16, heads=heads), against_plain=True)
 
 
+@pytest.mark.usefixtures("_either_kernel")
 def test_one_plan_for_several_samples(encoding: MeRoPE) -> None:
     plan = encoding.plan(Cameras(random_poses(3), LENS).to(DEVICE), (5, 9))
     q, k, v, gradient = (x.repeat(3, 1, 1, 1) for x in random_inputs(plan, torch.bfloat16))
@@ -140,12 +162,14 @@ def test_directions_of_any_scale(scale: float) -> None:
     assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
 
 
+@pytest.mark.usefixtures("_either_kernel")
 def test_peaked_attention(encoding: MeRoPE) -> None:
     plan = encoding.plan(driving_cameras(1, 5), (5, 7))
     for dtype in (torch.bfloat16, torch.float16):
         assert_accurate(errors_of(plan, dtype, factor=30.0))
 
 
+@pytest.mark.usefixtures("_either_kernel")
 @pytest.mark.parametrize("largest", [0.3, 3.0, 30.0])
 def test_scores_that_grow_from_tile_to_tile(encoding: MeRoPE, largest: float) -> None:
     """Weights outgrow the shift of the tiles before: within half precision, within float32, beyond it."""
@@ -181,6 +205,7 @@ def test_values_of_any_magnitude(encoding: MeRoPE, magnitude: float) -> None:
     assert max(relative_errors(got, results(under(plan, "sdpa"), exact, gradient))) < 0.02
 
 
+@pytest.mark.usefixtures("_either_kernel")
 def test_saturation_keeps_numbers_finite_and_nan(encoding: MeRoPE) -> None:
     plan = encoding.plan(driving_cameras(1, 2), (2, 3))
     q, k, v, _ = random_inputs(plan, torch.bfloat16)
@@ -192,6 +217,7 @@ def test_saturation_keeps_numbers_finite_and_nan(encoding: MeRoPE) -> None:
     assert out[0, 1].isfinite().all()
 
 
+@pytest.mark.usefixtures("_either_kernel")
 def test_padding_beside_large_negative_scores_is_not_nan(encoding: MeRoPE) -> None:
     """Scores of padding are 0, far above log-sum-exps of −1000: their weight must not be infinite."""
     plan = replace(encoding, disparity=False, rotation=False, translation=False).plan(driving_cameras(1, 1), (3, 3))

@@ -10,6 +10,13 @@
 // Half precision inside, whatever the input's type: 11 bits where bfloat16 has 8, and packed arithmetic that makes a
 // turned key cost 60 instructions. Numbers beyond ±16384 saturate. Sums are float32 throughout.
 
+constexpr int kRows = 128;   // queries of a tile, all of one camera
+constexpr int kStages = 3;   // tiles in flight: being copied, turned, used
+constexpr u32 kQueryBytes = 64 * 256;  // of one warpgroup
+constexpr u32 kTilesOffset = 2 * kQueryBytes;
+constexpr u32 kBarrierOffset = kTilesOffset + 2 * kStages * kTileBytes;
+using Pipeline = PipelineOf<kStages, kTilesOffset, kBarrierOffset>;
+
 // ---- softmax attention of 64 queries -------------------------------------------------------------------------------
 // A thread holds two of its warp's 16 rows, lane / 4 + 8r: element 4i + 2r + j is column 8i + 2 (lane % 4) + j. The
 // quad of lanes with the same lane / 4 holds a row between them.
@@ -117,52 +124,13 @@ __device__ __forceinline__ void to_weights(u32 (&weights)[32], const float (&s)[
     for (int i = 0; i < 32; ++i) weights[i] = narrow_pair<false>(s[2 * i], s[2 * i + 1]);
 }
 
-struct Share {  // 64 of a tile's queries, for one warpgroup
-    int group, thread, lane, first, rows;
-    __device__ __forceinline__ Share(const Tile& tile, int group, int thread) : group(group), thread(thread) {
-        lane = thread & 31;
-        first = tile.first + 64 * group;
-        rows = min(64, tile.rows - 64 * group);
-    }
+struct Share : Rows<64, 128> {  // 64 of a tile's queries, for one warpgroup
+    int group, lane;
+    __device__ __forceinline__ Share(const Tile& tile, int group, int thread)
+        : Rows{thread, tile.first + 64 * group, min(64, tile.rows - 64 * group), 3 + group}, group(group),
+          lane(thread & 31) {}
     __device__ __forceinline__ int row_of_quad(int r) const { return thread / 32 * 16 + lane / 4 + 8 * r; }
-    __device__ __forceinline__ int token(int row) const { return first + min(row, rows - 1); }  // the last repeats
-    __device__ __forceinline__ void sync() const { named_sync<128>(3 + group); }
 };
-
-// Eight times: 16 bytes of the warpgroup's 64 rows of 256 bytes, neighbours by neighbouring threads.
-__device__ __forceinline__ int copied_row(int i, int thread) { return 8 * i + thread / 16; }
-
-template <bool kBf16>
-__device__ __forceinline__ void load_queries(
-    const AttendParams& p, const Tile& tile, const Share& share, char* shared
-) {
-    const u16* head = p.q.data + tile.sample * p.q.batch + tile.head * p.q.head;
-    const int own_column = share.thread % 16;
-    uint4 words[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-        words[i] = __ldg((const uint4*)(head + share.token(copied_row(i, share.thread)) * p.q.token) + own_column);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) *((uint4*)(shared + copied_row(i, share.thread) * 256) + own_column) = words[i];
-    share.sync();
-    const Chunk chunk(share.thread / 8 & 1, share.thread & 7);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = copied_row(i, share.thread);
-        const i64 at = tile.tables * p.queries + share.token(row);
-        const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, true);
-        float x[8];
-        chunk.load<kBf16>(x, (const u16*)(shared + row * 256));
-        turn.apply(x, chunk);
-        words[i] = packed(x);
-    }
-    share.sync();
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = copied_row(i, share.thread);
-        *(uint4*)(shared + chunk.half * (kQueryBytes / 2) + row * 128 + ((chunk.c ^ (row & 7)) << 4)) = words[i];
-    }
-}
 
 template <bool kBf16>
 __device__ __forceinline__ void store_output(
@@ -170,53 +138,30 @@ __device__ __forceinline__ void store_output(
     char* own
 ) {
     const float factor[2] = {1.f / softmax.sum[0], 1.f / softmax.sum[1]};
-    float* staged = (float*)own;  // over the queries: [64 rows, 64 channels] of a half, chunk c of row r at c ^ (r & 7)
-    uint4 words[2][4];
+    float* staged = (float*)own;  // over the queries
+    uint4 words[2][Share::turns()];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         share.sync();
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-            const int r = i % 2, row = share.row_of_quad(r), at = 32 * half + 2 * i;
-            *(float2*)(staged + row * 64 + 8 * (i / 2 ^ row & 7) + 2 * (share.lane & 3)) =
+            const int r = i % 2, at = 32 * half + 2 * i;
+            *(float2*)(staged + staged_chunk(share.row_of_quad(r), i / 2) + 2 * (share.lane & 3)) =
                 make_float2(out[at] * factor[r], out[at + 1] * factor[r]);
         }
         share.sync();
-        const Chunk chunk(half, share.thread & 7);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = 16 * i + share.thread / 8, from = row * 64 + 8 * (chunk.c ^ row & 7);
-            const i64 at = tile.tables * p.queries + share.token(row);
-            const TokenTurn turn(chunk, query_operator(p, half, at), p.native + at * 32, false);
-            float x[8];
-#pragma unroll
-            for (int j = 0; j < 8; ++j) x[j] = staged[from + j];
-            turn.apply(x, chunk);
-            words[half][i] = narrowed<kBf16>(x);
-        }
+        turn_outputs<kBf16>(p, tile, share, staged, Chunk(half, share.thread & 7), words[half]);
     }
     share.sync();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const Chunk chunk(half, share.thread & 7);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) chunk.scatter((u16*)(own + (16 * i + share.thread / 8) * 256), words[half][i]);
-    }
+    for (int half = 0; half < 2; ++half) scatter_outputs(share, Chunk(half, share.thread & 7), words[half], own);
     share.sync();
-    u16* head = p.out.data + tile.sample * p.out.batch + tile.head * p.out.head;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = copied_row(i, share.thread);
-        if (row < share.rows)
-            *((uint4*)(head + (share.first + row) * p.out.token) + share.thread % 16) =
-                *((const uint4*)(own + row * 256) + share.thread % 16);
-    }
+    store_outputs(p, tile, share, own);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = share.row_of_quad(r);
         if (share.lane % 4 == 0 && row < share.rows)
-            p.lse[(i64)(tile.sample * p.heads + tile.head) * p.queries + share.first + row] =
-                __logf(softmax.sum[r]) - softmax.shift[r] / kLog2E;
+            store_log_sum(p, tile, share.first + row, softmax.sum[r], softmax.shift[r]);
     }
 }
 
@@ -249,6 +194,18 @@ __device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, c
             asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
                          : REFS64(scores) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
         }
+    }
+    wgmma_commit();
+}
+
+// out[64 queries, 128 channels] += weights values; weights in registers
+__device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weights)[32], u32 values) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // 16 keys at a time
+        const u32* w = weights + 4 * i;
+        const u64 b = descriptor(values + i * 2048, kHalfBytes);
+        asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                     : REFS64(out) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
     }
     wgmma_commit();
 }
@@ -286,7 +243,7 @@ __device__ __forceinline__ void attend_queries(
     load_queries<kBf16>(p, tile, share, own);
     fence_async_proxy();
     share.sync();
-    auto ready = [&](int operand, int t) { barrier_wait(pipeline.turned(operand, t), parity(t)); };
+    auto ready = [&](int operand, int t) { pipeline.wait_until_turned(operand, t); };
     auto release = [&](int operand, int t) {
         if (share.lane == 0) barrier_arrive(pipeline.used(operand, t));
     };
@@ -342,33 +299,15 @@ __device__ __forceinline__ void attend_queries(
     store_output<kBf16>(p, tile, share, out, softmax, own);
 }
 
-// 65536 in all.
-constexpr int kTurningRegisters = 56 + 8 * kPhases;
-constexpr int kCopyingRegisters = 24 + 40 * kPhases;
-constexpr int kAttendingRegisters = 216 - 24 * kPhases;
-
 template <bool kBf16> __device__ __forceinline__ void attend(const AttendParams& p) {
     extern __shared__ char dynamic[];
     char* shared = dynamic + (0u - shared_address(dynamic) & 1023u);
-    const Tile tile(p);
-    const SeenTiles seen(p, tile.camera);
-    const Pipeline pipeline{shared_address(shared), shared_address(shared) + kBarrierOffset};
-    if (threadIdx.x == 0) pipeline.init(tile.rows > 64 ? 8 : 4);
-    __syncthreads();
-    // Shuffled, so that the compiler knows it to be the same for a whole warp.
-    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
-    if (group == 3) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyingRegisters));
-        if (thread == 0) copy_tiles(p, tile, pipeline, seen);
-        if (kPhases && thread >= 32) turn_directions(p, tile, pipeline, seen, thread - 32);
-    } else if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
-        turn_tiles(p, tile, pipeline, seen, thread);
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttendingRegisters));
+    const Tile tile(p, kRows);
+    const Pipeline pipeline{shared_address(shared)};
+    share_work(p, tile, pipeline, tile.rows > 64 ? 8 : 4, [&](const SeenTiles& seen, int group, int thread) {
         const Share share(tile, group, thread);
         if (share.rows > 0) attend_queries<kBf16>(p, tile, pipeline, share, shared, seen);
-    }
+    });
 }
 
 extern "C" {

@@ -57,6 +57,12 @@ __device__ __forceinline__ u32 bounded2(u32 a) {
         : "=r"(bounded) : "r"(a), "r"(kMost), "r"(kLeast));
     return bounded;
 }
+// Of either half as a number without a sign: NaN is beyond infinity.
+__device__ __forceinline__ u32 largest2(u32 a, u32 b) {
+    u32 largest;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+    return largest;
+}
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float exp2_fast(float x) {
     float power;
@@ -105,6 +111,13 @@ template <int kThreads> __device__ __forceinline__ void named_sync(int id) {
 template <int kThreads> __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
+// The same answer for all of them: whether any says so. Waits for all.
+template <int kThreads> __device__ __forceinline__ bool named_any(int id, bool x) {
+    u32 any;
+    asm volatile("{\n.reg .pred own, any;\nsetp.ne.u32 own, %1, 0;\nbar.red.or.pred any, %2, %3, own;\n"
+                 "selp.u32 %0, 1, 0, any;\n}" : "=r"(any) : "r"((u32)x), "r"(id), "n"(kThreads) : "memory");
+    return any;
+}
 
 // ---- a kernel and the one after it on the stream --------------------------------------------------------------------
 
@@ -134,6 +147,11 @@ __device__ __forceinline__ void load_matrices(u32* to, u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
 }
+// Four 8×8 matrices, each transposed on its way; lane i gives the address of row i % 8 of matrix i / 8, as it is stored.
+__device__ __forceinline__ void store_transposed(u32 row, const u32* from) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(row), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
+}
 // d[16, 8] += a[16, 16] b[8, 16]^T, by one warp
 __device__ __forceinline__ void multiply_warp(float* d, const u32* a, const u32* b) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -149,6 +167,7 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 halves = 16) {
 #define REFS16(d, i) REFS4(d, i), REFS4(d, i + 4), REFS4(d, i + 8), REFS4(d, i + 12)
 #define REFS32(d) REFS16(d, 0), REFS16(d, 16)
 #define REFS64(d) REFS16(d, 0), REFS16(d, 16), REFS16(d, 32), REFS16(d, 48)
+#define REFS72(d) REFS64(d), REFS4(d, 64), REFS4(d, 68)
 #define LIST32                                                                                                       \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"    \
     "%29,%30,%31}, "
@@ -156,5 +175,10 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 halves = 16) {
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"    \
     "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"   \
     "%56,%57,%58,%59,%60,%61,%62,%63}, "
+#define LIST72                                                                                                       \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"    \
+    "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"   \
+    "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71}, "
 #define WGMMA_64x64 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST32
 #define WGMMA_64x128 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " LIST64
+#define WGMMA_64x144 "wgmma.mma_async.sync.aligned.m64n144k16.f32.f16.f16 " LIST72

@@ -18,12 +18,16 @@ SOURCES = (
     "hopper_instructions.cuh",
     "hopper_channels.cuh",
     "hopper_tiles.cuh",
+    "hopper_queries.cuh",
     "hopper_forward.cu",
+    "hopper_wide.cu",
     "hopper_grad_rows.cu",
     "hopper_grad_views.cuh",
     "hopper_backward.cu",
 )
 """In the order in which they are compiled as one text."""
+FOR_ALL_KEYS = ("hopper_wide.cu",)
+"""Those of them that builds for cameras that see a part of the keys leave out."""
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -163,7 +167,8 @@ def kernel_source(phases: bool, visible: bool) -> str:
     """All kernels as one text: with the rotation block, or with phases of directions in its place; for query cameras
     that see all keys, or a part of them."""
     choices = [f"constexpr bool {k} = {str(v).lower()};" for k, v in (("kPhases", phases), ("kVisible", visible))]
-    return "\n".join((*choices, *(Path(__file__).with_name(name).read_text() for name in SOURCES)))
+    names = [name for name in SOURCES if not (visible and name in FOR_ALL_KEYS)]
+    return "\n".join((*choices, *(Path(__file__).with_name(name).read_text() for name in names)))
 
 
 @lru_cache

@@ -1,11 +1,5 @@
 // Tiles of packed keys and values on their way through shared memory: copied, turned into the query camera's view.
 
-constexpr int kRows = 128;   // queries of a tile, all of one camera
-constexpr int kStages = 3;   // tiles in flight: being copied, turned, used
-constexpr u32 kQueryBytes = 64 * 256;  // of one warpgroup
-constexpr u32 kKeyOffset = 2 * kQueryBytes;
-constexpr u32 kValueOffset = kKeyOffset + kStages * kTileBytes;
-constexpr u32 kBarrierOffset = kValueOffset + kStages * kTileBytes;
 constexpr int kTurningWarps = 4 + 3 * kPhases;  // of half 0, and of half 1 where it depends on the query's camera
 constexpr int kViewWords = 9 + kDirectionWords * kPhases;  // of a key in a camera's view
 constexpr float kWeightShift = 8.f;  // the largest weight of the first tile is 2^8: half precision reaches 2^-32 of it
@@ -50,43 +44,40 @@ struct SeenTiles {
     }
 };
 
-// Per stage of keys (operand 0) and of values (1): copied, then turned, then used.
-struct Pipeline {
-    u32 base, barriers;  // shared memory addresses
+// Per stage of keys (operand 0) and of values (1): copied, then turned, then used. The first tile of keys lies at
+// kTilesAt in shared memory; then come other stages, values, and at kBarriersAt the barriers.
+template <int kStageCount, u32 kTilesAt, u32 kBarriersAt> struct PipelineOf {
+    u32 base;  // shared memory address
 
+    static __device__ __forceinline__ u32 parity(int t) { return t / kStageCount & 1; }
     __device__ __forceinline__ u32 tile(int operand, int t) const {
-        return base + (operand ? kValueOffset : kKeyOffset) + t % kStages * kTileBytes;
+        return base + (operand ? kTilesAt + kStageCount * kTileBytes : kTilesAt) + t % kStageCount * kTileBytes;
     }
     __device__ __forceinline__ u32 barrier(int operand, int kind, int t) const {
-        return barriers + 8 * ((operand * 3 + kind) * kStages + t % kStages);
+        return base + kBarriersAt + 8 * ((operand * 3 + kind) * kStageCount + t % kStageCount);
     }
     __device__ __forceinline__ u32 copied(int operand, int t) const { return barrier(operand, 0, t); }
     __device__ __forceinline__ u32 turned(int operand, int t) const { return barrier(operand, 1, t); }
     __device__ __forceinline__ u32 used(int operand, int t) const { return barrier(operand, 2, t); }
     __device__ __forceinline__ void init(int computing_warps) const {
         for (int operand = 0; operand < 2; ++operand)
-            for (int stage = 0; stage < kStages; ++stage) {
+            for (int stage = 0; stage < kStageCount; ++stage) {
                 barrier_init(copied(operand, stage), 1);
                 barrier_init(turned(operand, stage), kTurningWarps);
                 barrier_init(used(operand, stage), computing_warps);
             }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-};
-__device__ __forceinline__ u32 parity(int t) { return t / kStages & 1; }
-
-// ---- tensor cores --------------------------------------------------------------------------------------------------
-// out[64 queries, 128 channels] += weights values; weights in registers
-__device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weights)[32], u32 values) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {  // 16 keys at a time
-        const u32* w = weights + 4 * i;
-        const u64 b = descriptor(values + i * 2048, kHalfBytes);
-        asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-                     : REFS64(out) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
+    __device__ __forceinline__ void wait_until_free(int operand, int t) const {
+        if (t >= kStageCount) barrier_wait(used(operand, t), parity(t - kStageCount));
     }
-    wgmma_commit();
-}
+    __device__ __forceinline__ void wait_until_copied(int operand, int t) const {
+        barrier_wait(copied(operand, t), parity(t));
+    }
+    __device__ __forceinline__ void wait_until_turned(int operand, int t) const {
+        barrier_wait(turned(operand, t), parity(t));
+    }
+};
 
 // ---- keys and values in the view of the query's camera -------------------------------------------------------------
 
@@ -183,8 +174,8 @@ struct DirectionTurn {  // one key's phases of directions
 struct Tile {  // queries of one camera
     int sample, head, camera, first, rows;
     i64 tables;
-    __device__ __forceinline__ explicit Tile(const AttendParams& p) {
-        const int full = kVisible ? (p.tokens_per_camera + kRows - 1) / kRows : p.tokens_per_camera / kRows;
+    __device__ __forceinline__ Tile(const AttendParams& p, int most_rows) {
+        const int tokens = p.tokens_per_camera, full = (kVisible ? tokens + most_rows - 1 : tokens) / most_rows;
         const int full_tiles = p.batch * p.heads * p.cameras * full, index = blockIdx.x;
         // A camera's last, smaller tile: scheduled after all others, unless cameras are in order of their work.
         const bool rest = !kVisible && index >= full_tiles;
@@ -193,12 +184,13 @@ struct Tile {  // queries of one camera
         if (kVisible) camera = __ldg(p.camera_order + camera);
         head = group / p.cameras % p.heads;
         sample = group / p.cameras / p.heads;
-        first = camera * p.tokens_per_camera + tile * kRows;
-        rows = min(kRows, p.tokens_per_camera - tile * kRows);
+        first = camera * tokens + tile * most_rows;
+        rows = min(most_rows, tokens - tile * most_rows);
         tables = sample * p.tables_per_sample;
     }
 };
 
+template <class Pipeline>
 __device__ __forceinline__ void copy_tiles(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen
 ) {
@@ -207,7 +199,7 @@ __device__ __forceinline__ void copy_tiles(
     for (int t = 0; t < seen.count; ++t)
         for (int operand = 0; operand < 2; ++operand) {
             const u32 copied = pipeline.copied(operand, t), to = pipeline.tile(operand, t);
-            if (t >= kStages) barrier_wait(pipeline.used(operand, t), parity(t - kStages));
+            pipeline.wait_until_free(operand, t);
             barrier_expect(copied, kTileBytes);
             const u16* from = (operand ? p.packed_v : p.packed_k) + start + (i64)seen.at(t) * kKeys * 64;
             copy_bulk(to, from, kHalfBytes, copied);
@@ -225,6 +217,7 @@ __device__ __forceinline__ void clear_chunks(u32 row, u32 first, u32 end) {
 }
 
 // Half 0 of keys and values, one key a thread.
+template <class Pipeline>
 __device__ __forceinline__ void turn_tiles(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
 ) {
@@ -245,7 +238,7 @@ __device__ __forceinline__ void turn_tiles(
         }
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
-            barrier_wait(pipeline.copied(operand, t), parity(t));
+            pipeline.wait_until_copied(operand, t);
             const u32 row = pipeline.tile(operand, t) + thread * 128 + (thread & 7) * 16;
             turn_in_place(row, turn);
             // A value without a weight may be NaN, and 0 times NaN is NaN.
@@ -288,6 +281,7 @@ struct LastKeysTurn {
     }
 };
 
+template <class Pipeline>
 __device__ __forceinline__ void turn_directions(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
 ) {
@@ -304,7 +298,7 @@ __device__ __forceinline__ void turn_directions(
     for (int t = 0; t < seen.count; ++t) {
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
-            barrier_wait(pipeline.copied(operand, t), parity(t));
+            pipeline.wait_until_copied(operand, t);
             const u32 half = pipeline.tile(operand, t) + kHalfBytes;
             const u32 row = half + thread * 128 + (thread & 7) * 16, last_row = half + last * 128 + (last & 7) * 16;
             turn.turn_in_place(row);
