@@ -46,6 +46,8 @@ METHODS = {  # encoding, backend, memory budget in bytes
     "phases fused": ("merope_phases", "fused", 2**30),
 }
 GROWTH = ["plain", "ucpe fused", "merope, paper's way", "merope fused"]
+MANY_CAMERAS = {f"1 × {count} × 9×16": (1, count, 9, 16) for count in (64, 128)}
+CHECKED_GRIDS = ((5, 7), (9, 16))  # tiles of 128 queries, and of 144
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,8 @@ def check(methods: list[str]) -> dict[str, float]:
         if encoding == "plain":
             continue
         worst[method] = max(
-            error_ratio(plan_for(encoding, cameras, (5, 7)), backend, seed)
+            error_ratio(plan_for(encoding, cameras, grid), backend, seed)
+            for grid in CHECKED_GRIDS
             for seed, cameras in enumerate(scenes().values())
         )
         print(f"{method:<22} worst error of output and gradients: {worst[method]:.2f} × plain attention's", flush=True)
@@ -259,7 +262,7 @@ def main() -> None:
     """Gate, run, and write the rows."""
     parser = argparse.ArgumentParser(description="time a camera attention block against the plain block")
     parser.add_argument("--out", type=Path, default=None, help="JSON file for the rows")
-    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=[*SHAPES, *MANY_CAMERAS])
     parser.add_argument("--growth", action="store_true", help="also cameras 8 … 128 and grids up to 45×80")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--repeats", type=int, default=20)
@@ -268,7 +271,7 @@ def main() -> None:
     rows = []
     for shape in options.shapes:
         for backward in (False, True):
-            rows += rows_of(SHAPES[shape], options.methods, backward, options.repeats)
+            rows += rows_of((SHAPES | MANY_CAMERAS)[shape], options.methods, backward, options.repeats)
     if options.growth:
         growth = [method for method in GROWTH if method in options.methods]
         more_cameras = [(1, count, 9, 16) for count in (8, 16, 32, 64, 128)]
