@@ -81,9 +81,9 @@ def takes_wide_tiles(queries_per_camera: int, visible: bool) -> bool:
 
     Plans in which cameras see a part of the keys have tiles of 128 alone.
     """
-    # Times in eighths of a tile of 128. One of 64 or fewer takes little less, as it turns every key, too: 144 queries as
-    # 128 + 16 take 1.9 times the time of 128. A tile of 144 takes 0.75 to 0.83 of that (64 and 128 cameras of 9×16, 8
-    # clips of 13; benchmarks/results/kernel-choices-wide-h200.json).
+    # Times in eighths of a tile of 128. One of 64 or fewer takes little less, as it turns every key, too: 144 queries
+    # as 128 + 16 take 1.9 times the time of 128. A tile of 144 takes 0.75 to 0.83 of that
+    # (benchmarks/results/kernel-choices-wide-h200.json).
     full, rest = divmod(queries_per_camera, ROWS)
     narrow = 8 * full + (8 if rest > ROWS // 2 else 7 if rest else 0)
     wide = 12 * math.ceil(queries_per_camera / WIDE_ROWS)
