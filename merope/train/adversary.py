@@ -50,11 +50,11 @@ class Judge(nn.Module):
         frames = block.shape[2]
         shown = torch.cat((torch.cat((past, block), 2), torch.cat((past, noisy), 2)), dim=1)
         level = sigma.to(shown.dtype)[:, None, None, None, None].expand(-1, 1, *shown.shape[2:])
-        shown = torch.cat((shown, level), dim=1).contiguous(memory_format=torch.channels_last_3d)
+        shown = torch.cat((shown, level), dim=1).float().contiguous(memory_format=torch.channels_last_3d)
         seen = self.halve(leaky_relu(self.first(shown), BELOW_ZERO))
         for layer in self.layers:
             seen = seen + layer(leaky_relu(seen, BELOW_ZERO))
-        return self.last(leaky_relu(seen, BELOW_ZERO))[:, 0, -frames:].flatten(1).float()
+        return self.last(leaky_relu(seen, BELOW_ZERO))[:, 0, -frames:].flatten(1)
 
 
 class Blocks:

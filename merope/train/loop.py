@@ -204,8 +204,7 @@ def adversary_parts(config: TrainConfig, model: Model, examples: Examples, step:
     dice = clip_generator(config.run.seed, step, JUDGE_DRAWS + examples.places[0], model.device)
     nudges = torch.randn((2, *blocks.true.shape), generator=dice, device=model.device)
     flow_loss, weight = loss_per_clip(prediction, noised), config.adversary.weight_at(step)
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=model.precision == "bf16"):
-        yield from judged_parts(model.judge, blocks, noised, prediction, flow_loss, weight, nudges)
+    yield from judged_parts(model.judge, blocks, noised, prediction, flow_loss, weight, nudges)
 
 
 def _predicted(config: TrainConfig, model: Model, examples: Examples, step: int) -> tuple[Noised, Tensor]:

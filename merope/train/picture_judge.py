@@ -34,7 +34,7 @@ class PictureJudge(nn.Module):
         seen = frames.contiguous(memory_format=torch.channels_last_3d)
         for layer in self.layers:
             seen = leaky_relu(layer(seen), BELOW_ZERO)
-        return self.last(seen).flatten(1).float()
+        return self.last(seen).flatten(1)
 
 
 def aim_of_sharpness(

@@ -181,10 +181,9 @@ def judged_step(
 ) -> dict[str, Tensor]:
     """Gradients of both aims of the VAE, and of its judge's; what the judge is worth."""
     assert run.config.adversary is not None
-    with run.autocast():
-        aim = aim_of_sharpness(judge, loss, clip.decoded, clip.video, run.config.adversary.weight_at(step))
-        (loss + aim).backward()
-        judged = judged_pictures(judge, clip.decoded, clip.video, dice)
+    aim = aim_of_sharpness(judge, loss, clip.decoded, clip.video, run.config.adversary.weight_at(step))
+    (loss + aim).backward()
+    judged = judged_pictures(judge, clip.decoded, clip.video, dice)
     judged.loss.mean().backward()
     norm = nn.utils.clip_grad_norm_(judge.parameters(), run.config.optimiser.clip_norm)
     told_apart = judged.told_apart.mean()

@@ -137,6 +137,20 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_a_judge_works_in_fp32_beside_a_model_in_bf16(tmp_path: Path) -> None:
+    """Its slope is a difference of verdicts that bf16 cannot tell."""
+    config = judged_config(tmp_path, "model.precision=bf16", "adversary.judge_first=0")
+    model = build_model(config, CPU, sharded=False)
+    assert model.judge is not None
+    made_of: set[torch.dtype] = set()
+    model.judge.last.register_forward_hook(lambda _, inputs, verdict: made_of.update({inputs[0].dtype, verdict.dtype}))
+    stream = build_stream(config, model, Ranks(0, 1, CPU))
+    for examples in stream.step(0):
+        parts = dict(loss_parts(config, model, examples, 0))
+        assert parts["judge_loss"].mean() < 2.0
+    assert made_of == {torch.float32}
+
+
 def log_rows(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 

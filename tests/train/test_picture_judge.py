@@ -145,3 +145,15 @@ def test_a_judge_alone_at_first_leaves_the_vae_as_without_one(tmp_path: Path) ->
     train_step(run, 0, 1e-3), train_step(plain, 0, 1e-3)
     for name, value in plain.vae.named_parameters():
         assert_close(run.vae.get_parameter(name), value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_judge_works_in_fp32_beside_a_vae_in_bf16(tmp_path: Path) -> None:
+    """Its slope is a difference of verdicts that bf16 cannot tell."""
+    run = VaeRun.of(judged_run(tmp_path, "run.steps=1", "vae.precision=bf16", "adversary.judge_first=0"))
+    assert run.judge is not None
+    made_of: set[torch.dtype] = set()
+    run.judge.last.register_forward_hook(lambda _, inputs, verdict: made_of.update({inputs[0].dtype, verdict.dtype}))
+    run.pool.fill(2)
+    numbers, _ = train_step(run, 0, 1e-3)
+    assert made_of == {torch.float32}
+    assert numbers["judge_loss"] < 2.0
