@@ -54,6 +54,13 @@ def about_clips(config: TrainConfig) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(world_clips(config))))
 
 
+def vae_digest(config: TrainConfig) -> str:
+    """Which VAE decodes a row's clips: the same latents are other pictures by another one. Empty for pixels."""
+    start = [] if config.model.pretrained is None else [Path(config.model.pretrained)]
+    folders = [folder / "vae" for folder in (config.run.out / "trained", *start)]
+    return next((weights_digest(folder) for folder in folders if folder.is_dir()), "")
+
+
 def known_floor(config: TrainConfig, test: WorldTest, results: Path) -> dict[str, Any] | None:
     """The floor of a test in the results of any row: it depends on clips and test alone, and takes minutes of cores."""
     for file in sorted(results.glob("*-seed*.json")):

@@ -23,6 +23,7 @@ from merope.bench.result_files import (
     put_together,
     read_result,
     results_file,
+    vae_digest,
     what_differs,
 )
 from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
@@ -175,6 +176,7 @@ class Scorer:
         scores = scores_of(future.result() for future in row.worlds[test])
         row.parts.append(scores_of_test(row.config, test, scores, json.loads(floor_file(row.config, test).read_text())))
         about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
+        about["vae"] = vae_digest(row.config)
         text = json.dumps(put_together(about, row.parts, self.earlier(row.config, row.tests)), indent=1)
         del row.worlds[test]
         replace_text(row.config.run.out / "scores.json", text)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from merope.bench.groups import WORLD, Groups
 from merope.bench.intervals import Grid, difference, grid, interval
@@ -35,7 +36,7 @@ COMPARED = ("cammc", *EVERY_CLIP)
 """CamMC is of the clips that both rows followed well enough to be measured; in the AUC the others are misses."""
 BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
 SAME_TRAINING = ("steps", "batch_size", "data")
-"""What two rows must share to be compared, beside the test."""
+"""What two rows must share to be compared, beside test and VAE."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class Row:
         tests = [row.part(seed, stretch)["test"] for row in (self, other) for seed in row.tested(stretch)[:1]]
         if len(tests) < 2 or tests[0] != tests[1] or self.is_from_scratch != other.is_from_scratch:
             return False
-        return all(self.any_seed[key] == other.any_seed[key] for key in SAME_TRAINING)
+        return _alike(self.any_seed) == _alike(other.any_seed)
 
     def part(self, seed: int, stretch: float) -> Result:
         """One test of one seed."""
@@ -144,9 +145,15 @@ def _read_seed(file: Path) -> Row:
     return row
 
 
+def _alike(result: Result) -> dict[str, Any]:
+    """What the results of rows must share to be compared. Files of before do not say their VAE."""
+    return {key: result[key] for key in SAME_TRAINING} | {"vae": result.get("vae", "")}
+
+
 def _check_alike(row: Row) -> None:
     """Seeds of a row are of one training and one test at every stretch."""
-    said = {key: [result[key] for result in row.seeds.values()] for key in SAME_TRAINING}
+    every = [_alike(result) for result in row.seeds.values()]
+    said = {key: [alike[key] for alike in every] for key in every[0]}
     for stretch in row.stretches:
         said[f"test ×{stretch:g}"] = [row.part(seed, stretch)["test"] for seed in row.tested(stretch)]
     for key, values in said.items():

@@ -12,8 +12,9 @@ from tiny_pipelines import miniature_vae
 
 from merope.adapters.attachment import attach
 from merope.bench import scores
-from merope.bench.generated import generated_file, load_trained
+from merope.bench.generated import generated_file, load_trained, weights_digest
 from merope.bench.groups import MINIATURE
+from merope.bench.result_files import vae_digest
 from merope.bench.rows import run_rows
 from merope.bench.scorer import Scorer
 from merope.bench.scores import COLMAP_ROWS, with_seed
@@ -92,6 +93,7 @@ def test_a_row_of_which_the_branch_alone_is_trained(tmp_path: Path) -> None:
     assert run_rows([branch], [TEST], scorer)
     assert {folder.name for folder in (branch.run.out / "trained").iterdir()} == {"branch"}
     assert len(scorer.written[0]["clips"]) == 3
+    assert scorer.written[0]["vae"] == weights_digest(whole / "vae") == vae_digest(base)
 
 
 def test_the_base_model_fits_its_rows() -> None:

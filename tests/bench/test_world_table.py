@@ -271,6 +271,18 @@ def test_a_damaged_file_is_named(
     assert "Error" in message
 
 
+def test_rows_that_another_vae_decoded_are_not_compared(tmp_path: Path) -> None:
+    """Results files of before do not say theirs; those are alike."""
+    for row, said in (("merope", {}), ("gta", {}), ("ucpe", {"vae": "another"})):
+        write_result(tmp_path, row, 0, 1.0, **said)
+    rows = read_rows(tmp_path)
+    assert rows["gta"].is_comparable(rows["merope"])
+    assert not rows["ucpe"].is_comparable(rows["merope"])
+    write_result(tmp_path, "ucpe", 1, 1.0)
+    with pytest.raises(ValueError, match="vae of ucpe must be the same for all seeds"):
+        read_rows(tmp_path)
+
+
 def test_rows_of_another_start_are_compared_among_themselves(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_result(tmp_path, "merope", seed, 2.0)
