@@ -18,7 +18,7 @@ from merope.train.config import ModelSection, TrainConfig
 from merope.train.toml_config import build, merged, read_config, read_table
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-OF_VAES = ("miniature-vae.toml", "tiny-vae.toml")
+OF_VAES = ("miniature-vae.toml", "miniature-vae-judged.toml", "tiny-vae.toml")
 OF_TRANSFORMERS = sorted(file for file in CONFIGS.rglob("*.toml") if file.name not in OF_VAES)
 
 
