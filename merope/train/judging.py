@@ -5,7 +5,7 @@ true one should have the higher verdict (Jolicoeur-Martineau, 2019). Its slope i
 sees, so that the model's way to a better verdict stays smooth (Lin et al., 2025).
 
 A judge works in fp32, whatever the model's precision. Its slope is a difference of verdicts on nearly the same thing.
-In bf16 that is mostly rounding, and a judge that had it so diverged as soon as its learning rate was high.
+In bf16 that is mostly rounding, and judges that worked in it diverged as soon as their learning rate was high.
 """
 
 from collections.abc import Callable
