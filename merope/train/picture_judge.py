@@ -6,6 +6,8 @@ they are true or decoded. Blur gives itself away. The decoder's gradient is that
 large, that of being taken for true (Esser et al., 2021, weigh a whole picture so; here every frame has its own weight).
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
@@ -22,13 +24,12 @@ class PictureJudge(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        first, *others = WIDTHS
-        layers = [nn.Conv3d(3, first, (1, 4, 4), stride=(1, 2, 2), padding=(0, 1, 1))]
-        for narrow, wide in zip(WIDTHS, others, strict=False):
+        layers = [nn.Conv3d(3, WIDTHS[0], (1, 4, 4), stride=(1, 2, 2), padding=(0, 1, 1))]
+        for narrow, wide in pairwise(WIDTHS):
             layers.append(nn.Conv3d(narrow, wide, (3, 4, 4), stride=(1, 2, 2), padding=1))
-        layers.append(nn.Conv3d(wide, wide, (1, 3, 3), padding=(0, 1, 1)))
+        layers.append(nn.Conv3d(WIDTHS[-1], WIDTHS[-1], (1, 3, 3), padding=(0, 1, 1)))
         self.layers = nn.ModuleList(layers)
-        self.last = nn.Conv3d(wide, 1, 1)
+        self.last = nn.Conv3d(WIDTHS[-1], 1, 1)
 
     def forward(self, frames: Tensor) -> Tensor:  # [N, 3, T, H, W] in [−1, 1] -> [N, places]
         seen = frames.contiguous(memory_format=torch.channels_last_3d)
