@@ -76,10 +76,12 @@ def test_colmap_recovers_a_turn_and_repeats_itself(video: Video, turn_by_colmap:
 
 
 def test_colmap_finds_the_focal_length_of_a_turn_by_itself(video: Video) -> None:
-    errors = video.errors_of(COLMAP(video.frames, None))
+    found = COLMAP(video.frames, None)
+    errors = video.errors_of(found)
     assert errors.valid_frames == 25
     assert errors.rot_deg < 0.4
     assert errors.tr_percent < 0.5
+    assert torch.equal(COLMAP(video.frames, None).world_from_camera, found.world_from_camera)
 
 
 def benchmark_clip(manoeuvre: str, height: int) -> Video:

@@ -75,7 +75,7 @@ class ColmapEstimator:
         verification.ransac.max_error = MAX_EPIPOLAR_ERROR_PX
         pycolmap.match_sequential(database, matching, pairing, verification, device=pycolmap.Device.cpu)
         if lens is None:  # the mapper takes the focal length it is given for nearly right, and COLMAP's guess is not
-            pycolmap.calibrate_view_graph(database)
+            pycolmap.calibrate_view_graph(database, pycolmap.ViewGraphCalibrationOptions(random_seed=self.seed))
         options = pycolmap.GlobalPipelineOptions(num_threads=self.threads, random_seed=self.seed)
         options.mapper.bundle_adjustment.refine_focal_length = lens is None
         return list(pycolmap.global_mapping(database, images, folder, options).values())
