@@ -16,8 +16,10 @@ from filelock import FileLock, Timeout
 from merope.bench.generated import generate_row
 from merope.bench.result_files import check_nothing_is_trained_again
 from merope.bench.scorer import Scorer, say_and_clear
+from merope.bench.scoring_pool import make_ready
 from merope.bench.stills import keep_stills
 from merope.bench.straight_drives import has_parallel_branch, keep_straight_drives
+from merope.evaluate.workers import InThisProcess
 from merope.train.config import TrainConfig
 from merope.train.loop import train
 from merope.train.provenance import steps_done, timed_piece
@@ -89,6 +91,9 @@ def _claim(config: TrainConfig, claims: ExitStack) -> bool:
 def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage) -> bool:
     """Train and generate a row and have it scored; False where training was stopped."""
     check_nothing_is_trained_again(config, scorer.results)
+    if until == "scored" and not isinstance(scorer.pool, InThisProcess):  # which is about to train
+        make_ready(scorer.pool)
+        scorer.begin_floors(config, tests)
     if not train_row(config):
         return False
     scorer.earlier(config, tests)  # refused now, not when everything is generated

@@ -87,11 +87,16 @@ class Scorer:
         self.written: list[dict[str, Any]] = []
         self.failures: list[Exception] = []
 
-    def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
-        """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
+    def begin_floors(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
+        """Start on the floors of tests that are not known yet: they need no row, and a row takes minutes to train."""
         with self._lock:
             for test in tests:
                 self._has_floor(config, test)
+
+    def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
+        """Start on the generated videos of a row, and on the floors of its tests that are not known yet."""
+        with self._lock:
+            self.begin_floors(config, tests)
             jobs = {test: world_jobs(config, test, generated_file(config, test)) for test in tests}
             self._rows.append(_Scoring(config, tuple(tests), {test: self._submit(some) for test, some in jobs.items()}))
 

@@ -1,4 +1,4 @@
-"""Processes that score clips in the background. They start without the libraries that training needs."""
+"""Processes that score clips in the background."""
 
 import heapq
 import itertools
@@ -45,7 +45,7 @@ class ByUrgency(Executor):
     """
 
     def __init__(self, pool: Executor, workers: int) -> None:
-        self.pool, self.free = pool, workers
+        self.pool, self.workers, self.free = pool, workers, workers
         self._waiting: list[_Waiting] = []
         self._lock, self._numbers = threading.Lock(), itertools.count()
 
@@ -108,6 +108,13 @@ def scoring_pool(workers: int) -> Iterator[Executor]:
         pool.shutdown(cancel_futures=True)
 
 
+def make_ready(pool: Executor) -> None:
+    """Start all processes of a pool now, while cores have nothing else to do: their libraries take seconds to read."""
+    if isinstance(pool, ByUrgency):
+        for _ in range(pool.workers):
+            pool.submit(os.getpid)
+
+
 def _begin_worker() -> None:
     """Ignore signals that stop training: the whole group may get them, but they are for the process that trains.
 
@@ -120,3 +127,6 @@ def _begin_worker() -> None:
     torch.set_num_threads(1)
     os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # read when OpenCV is imported, which is later
     os.nice(WORKER_NICENESS)
+    from merope.bench.scores import scoring_device
+
+    torch.empty(1, device=scoring_device())  # reads the GPU's libraries, too

@@ -141,6 +141,7 @@ class PooledStream(WorldStream):
 
     pool: LatentPool = field(kw_only=True)
     growth: Growth = field(kw_only=True)
+    _held_out: dict[int, list[Examples]] = field(default_factory=dict, init=False, repr=False)
 
     def fill(self, step: int) -> int:
         """Make the clips that a step draws from; how many there are."""
@@ -152,6 +153,12 @@ class PooledStream(WorldStream):
         count = self.fill(step)
         for places in self.share.places(self.batch_size):
             yield self._drawn([self._number(step, place // self.noise_draws, count) for place in places], places)
+
+    def held_out(self, count: int) -> Iterator[Examples]:
+        """The same clips every time: they are rendered and encoded once."""
+        if count not in self._held_out:
+            self._held_out[count] = list(super().held_out(count))
+        return iter(self._held_out[count])
 
     def _drawn(self, numbers: list[int], places: tuple[int, ...]) -> Examples:
         return self._labelled([self.pool.seed(number) for number in numbers], places, *self.pool.drawn(numbers))

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from merope.bench import rows
 from merope.bench import scorer as scorer_module
 from merope.bench.scorer import Scorer
 from merope.bench.scores import floor_file, world_jobs
 from merope.bench.scoring_pool import ByUrgency
+from merope.train.config import TrainConfig
 from merope.world.commanded import WorldTest
 from tests.train.tiny_runs import tiny_config
 
@@ -145,6 +147,23 @@ def test_of_processes_that_need_a_floor_one_measures_it(tmp_path: Path) -> None:
     assert json.loads(floor_file(configs[0], TEST).read_text()) == {"floor": True}
     scorers[1].finish(wait=True)
     assert [scorer.written[0]["row"] for scorer in scorers] == ["first", "second"]
+
+
+def test_floors_are_measured_while_the_first_row_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, config = ByHand(), tiny_config(tmp_path / "row")
+    scorer = Scorer(pool, None)
+
+    def trained(config: TrainConfig) -> bool:
+        pool.end()
+        wait_until(lambda: all(floor_file(config, test).exists() for test in TESTS))
+        return False  # as if it were stopped
+
+    monkeypatch.setattr(rows, "train_row", trained)
+    assert not rows.run_rows([config], TESTS, scorer)
+    assert all(job.videos is None for job, _ in pool.jobs)
+    assert len(pool.jobs) == sum(test.worlds for test in TESTS)
+    scorer.add(config, TESTS)  # once is enough
+    assert len([job for job, _ in pool.jobs if job.videos is None]) == sum(test.worlds for test in TESTS)
 
 
 def test_a_floor_whose_process_ended_is_measured_by_another(tmp_path: Path) -> None:

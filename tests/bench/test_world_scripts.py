@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from merope.bench.result_files import parts_of
-from merope.bench.scoring_pool import scoring_pool
+from merope.bench.scoring_pool import make_ready, scoring_pool
 from merope.train.checkpoint import complete
 from tests.bench.made_up_results import write_result
 
@@ -155,6 +155,17 @@ def test_signals_do_not_break_a_pool_whose_workers_are_still_starting() -> None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(worker.pid, number)
         assert future.result(60.0) == 3
+
+
+def test_workers_read_their_libraries_before_the_first_clip_comes() -> None:
+    with scoring_pool(2) as pool:
+        assert not active_children()
+        make_ready(pool)
+        assert len(active_children()) == 2
+        assert pool.submit(eval, "'merope.bench.scores' in __import__('sys').modules").result(60.0)
+    with scoring_pool(1) as pool:
+        make_ready(pool)
+        assert not active_children()
 
 
 def test_the_pictures_are_drawn(

@@ -108,6 +108,18 @@ def test_steps_draw_from_what_there_is_and_never_from_held_out_worlds() -> None:
     assert all(int(name.split()[1]) < HELD_OUT_SEEDS for part in clips.held_out(4) for name in part.names)
 
 
+def test_held_out_clips_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clips, fresh = stream(), stream()
+    first = list(clips.held_out(4))
+    monkeypatch.setattr(WorldClips, "pictures", None)
+    again = list(clips.held_out(4))
+    monkeypatch.undo()
+    for other in (again, list(fresh.held_out(4))):
+        assert [part.names for part in other] == [part.names for part in first]
+        assert all(torch.equal(a.clean, b.clean) for a, b in zip(first, other, strict=True))
+    assert sum(len(part.names) for part in clips.held_out(8)) == 8
+
+
 def test_two_runs_share_what_one_of_them_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = KeptRenders(tmp_path, "one VAE")
     first, second = pool(kept=kept), pool(kept=kept)
