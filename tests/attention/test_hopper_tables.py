@@ -287,7 +287,7 @@ def test_structures_mirror_those_of_the_kernels(name: str, structure: type[ctype
 def test_shared_memory_is_what_the_kernel_lays_out(phases: bool, visible: bool) -> None:
     number: dict[str, int] = {"true": 1, "false": 0}
     source = hopper_module.kernel_source(phases, visible)
-    for name, value in re.findall(r"constexpr (?:bool|int|u32) (k\w+) = ([^;]*);", source):
+    for name, value in re.findall(r"^constexpr (?:bool|int|u32) (k\w+) = ([^;]*);", source, re.MULTILINE):
         number[name] = eval(value.replace("/", "//"), {}, number)
     barriers = 2 * 3 * number["kStages"] * 8
     assert 1008 + number["kBarrierOffset"] + barriers <= hopper.SHARED_BYTES <= 227 * 1024

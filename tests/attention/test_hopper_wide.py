@@ -122,6 +122,36 @@ def test_outputs_are_staged_in_different_banks() -> None:
             assert len(set(banks)) == 32
 
 
+def copied_order(tiles: int) -> list[tuple[int, int]]:
+    """Operand (0: keys, 1: values) and tile, as `copy_tiles` goes through them; `turn_tiles` does so, too."""
+    ahead = re.search(r"using WidePipeline = PipelineOf<[^;]*, (\d+)>;", SOURCE)
+    assert ahead is not None
+    tile = expression("copy_tiles", "t").replace("Pipeline::kAhead", ahead[1])
+    steps = [(step, operand) for step in range(tiles + int(ahead[1])) for operand in range(2)]
+    order = [(operand, eval(tile, {}, {"step": step, "operand": operand})) for step, operand in steps]
+    return [(operand, t) for operand, t in order if 0 <= t < tiles]
+
+
+@pytest.mark.parametrize("tiles", range(1, 6))
+def test_two_stages_suffice_for_the_order_of_tiles(tiles: int) -> None:
+    """No tile waits for the release of one that is used after it."""
+    order = copied_order(tiles)
+    assert sorted(order) == [(operand, t) for operand in range(2) for t in range(tiles)]
+    released: set[tuple[int, int]] = set()
+
+    def use(*needed: tuple[int, int]) -> None:  # keys, and values of the tile before
+        while order and (order[0][1] < 2 or (order[0][0], order[0][1] - 2) in released):
+            copied.add(order.pop(0))
+        assert copied.issuperset(needed)
+        released.update(needed)
+
+    copied: set[tuple[int, int]] = set()
+    use((0, 0))
+    for t in range(1, tiles):
+        use((0, t), (1, t - 1))
+    use((1, tiles - 1))
+
+
 def sums_of_threads(weights: Tensor, thread: Tensor) -> Tensor:  # float32 [Nq, 64]; infinite beyond its range
     return torch.zeros(len(weights), 64).index_add(1, thread, weights.float())
 

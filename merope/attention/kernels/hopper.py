@@ -82,7 +82,7 @@ def takes_wide_tiles(queries_per_camera: int, visible: bool) -> bool:
     Plans in which cameras see a part of the keys have tiles of 128 alone.
     """
     # Times in eighths of a tile of 128. One of 64 or fewer takes little less, as it turns every key, too: 144 queries
-    # as 128 + 16 take 1.9 times the time of 128. A tile of 144 takes 0.75 to 0.83 of that
+    # as 128 + 16 take 1.9 times the time of 128. A tile of 144 takes 0.68 to 0.83 of that
     # (benchmarks/results/kernel-choices-wide-h200.json).
     full, rest = divmod(queries_per_camera, ROWS)
     narrow = 8 * full + (8 if rest > ROWS // 2 else 7 if rest else 0)

@@ -157,12 +157,12 @@ __device__ __forceinline__ void store_key_sums(
                 make_float2(d[at] * factor, d[at + 1] * factor);
         }
         named_sync<128>(3 + group);
-        const Chunk chunk(half, thread & 7);
+        const Chunk<false> chunk(half, thread & 7);
 #pragma unroll 1
         for (int row = thread / 8; row < 64 && first_key + row < p.keys; row += 16) {
             const int key = first_key + row;
             const i64 at = sample * p.tables_per_sample * p.keys + key;
-            const TokenTurn turn(chunk, key_operator(p, half, at), p.native + at * 32, true);
+            const TokenTurn<false> turn(chunk, key_operator(p, half, at), p.native + at * 32, true);
             float x[8];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {

@@ -28,8 +28,12 @@ struct PackParams {
 //   half 1  c < 6: rotation triplets 2c and 2c + 1, native pair c;  c = 6, 7: native pairs 6 to 13
 // With direction phases (kPhases) in place of rotations, half 1 depends on the query's camera, too:
 //   half 1  its 32 words are the 18 of directions, laid out as those of translation; then native pairs 0 to 13
+// In the forward pass, the last two words of directions and native pairs 14 and 15 change places (kSwapped): half 0 turns
+// as a whole, and of half 1 four whole chunks. So no chunk is read and written for a part of it.
 
 constexpr int kDirectionWords = 18;
+template <bool kForward> constexpr bool kSwapped = kPhases && kForward;
+constexpr int kSwappedWord = 16;  // and the next
 
 // Channel i of a word of pairs that turn two by two
 __device__ __forceinline__ int paired_channel(int first, int word, int i) {
@@ -37,7 +41,9 @@ __device__ __forceinline__ int paired_channel(int first, int word, int i) {
 }
 __device__ __forceinline__ int translation_channel(int word, int i) { return paired_channel(72, word, i); }
 
-__device__ __forceinline__ int channel(int half, int c, int slot) {
+template <bool kForward> __device__ __forceinline__ int channel(int half, int c, int slot) {
+    if (kSwapped<kForward> && slot / 4 == 1 - half && c == 7 - 3 * half)  // the end of chunk 7, the start of chunk 4
+        return half ? 124 + slot : paired_channel(36, kSwappedWord - 2 + slot / 2, slot & 1);
     if (half && kPhases) {
         const int word = 4 * c + slot / 2, pair = word - kDirectionWords;
         return pair < 0 ? paired_channel(36, word, slot & 1) : 96 + 2 * pair + (slot & 1);
@@ -69,11 +75,11 @@ __device__ __forceinline__ int sum_place(int half, int c, int i) {
     return word < 4 ? 4 * (3 + word % 2) + 2 + word / 2 : 4 * (6 + word % 2) + (word - 4) / 2;
 }
 
-struct Chunk {
+template <bool kForward> struct Chunk {
     int half, c, channels[8];
     __device__ __forceinline__ Chunk(int half, int c) : half(half), c(c) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) channels[i] = channel(half, c, i);
+        for (int i = 0; i < 8; ++i) channels[i] = channel<kForward>(half, c, i);
     }
     template <bool kBf16> __device__ __forceinline__ void load(float (&x)[8], const u16* token) const {
 #pragma unroll
@@ -100,7 +106,7 @@ struct SumOrder {
     u32* words;  // of these threads, in shared memory: 32 a half
     int c;
     u32 lanes, places = 0;  // where its four words go: a byte each, to save registers
-    __device__ __forceinline__ SumOrder(const Chunk& chunk, u32* of_block)
+    __device__ __forceinline__ SumOrder(const Chunk<false>& chunk, u32* of_block)
         : words(of_block + threadIdx.x / 8 * 32), c(chunk.c), lanes(0xffu << (threadIdx.x & 24)) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) places |= sum_place(chunk.half, c, i) << 8 * i;
@@ -131,11 +137,12 @@ __device__ __forceinline__ void turn_triplet(float& x, float& y, float& z, const
 // A token's operator in half 1: a rotation, or phasors of directions. Keys have none of these: cameras see them.
 constexpr int kOwnFloats = 9 + 27 * kPhases;
 
-struct TokenTurn {  // a token's own operators on one chunk, or their transposes
+template <bool kForward> struct TokenTurn {  // a token's own operators on one chunk, or their transposes
+    using Chunk = ::Chunk<kForward>;
     float frame[9];
     float2 phasors[4];
 
-    // own: a matrix for half 0, for half 1 what kOwnFloats says; null is the identity
+    // own: as query_operator and key_operator choose; null is the identity
     __device__ __forceinline__ TokenTurn(const Chunk& chunk, const float* own, const float* native, bool transpose) {
         if (chunk.half && kPhases) load_phases(4 * chunk.c, (const float2*)own, (const float2*)native, transpose);
         else load_frame(chunk, own, native, transpose);
@@ -153,26 +160,33 @@ struct TokenTurn {  // a token's own operators on one chunk, or their transposes
             int pair = -1;
             if (chunk.half) pair = chunk.c >= 6 ? 6 + 4 * (chunk.c - 6) + i : i == 3 ? chunk.c : -1;
             else if (chunk.c == 7 && i >= 2) pair = 12 + i;
-            phasors[i] = pair < 0 ? make_float2(1.f, 0.f) : __ldg((const float2*)native + pair);
+            const float2* from = (const float2*)native;
+            if (kSwapped<kForward> && pair >= 0) from = (const float2*)own, pair = own ? kSwappedWord - 2 + i : -1;
+            phasors[i] = pair < 0 ? make_float2(1.f, 0.f) : __ldg(from + pair);
             if (transpose) phasors[i].y = -phasors[i].y;
         }
     }
     __device__ __forceinline__ void load_phases(int word, const float2* own, const float2* native, bool transpose) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int pair = word + i - kDirectionWords;  // of the native band; directions have as many pairs as words
+            int pair = word + i - kDirectionWords;  // of the native band; directions have as many pairs as words
+            if (kSwapped<kForward> && word == kSwappedWord && i < 2) pair = 14 + i;
             phasors[i] = pair >= 0 ? __ldg(native + pair) : own ? __ldg(own + word + i) : make_float2(1.f, 0.f);
             if (transpose) phasors[i].y = -phasors[i].y;
         }
     }
     __device__ __forceinline__ void apply_phases(float (&x)[8], int c) const {
-        if (c < 5) turn_pair(x[0], x[2], phasors[0]), turn_pair(x[1], x[3], phasors[1]);
+        if (c < 5 - kSwapped<kForward>) turn_pair(x[0], x[2], phasors[0]), turn_pair(x[1], x[3], phasors[1]);
         else turn_pair(x[0], x[1], phasors[0]), turn_pair(x[2], x[3], phasors[1]);
         if (c < 4) turn_pair(x[4], x[6], phasors[2]), turn_pair(x[5], x[7], phasors[3]);
         else turn_pair(x[4], x[5], phasors[2]), turn_pair(x[6], x[7], phasors[3]);
     }
     __device__ __forceinline__ void apply(float (&x)[8], const Chunk& chunk) const {
         if (chunk.half && kPhases) return apply_phases(x, chunk.c);
+        if (kSwapped<kForward> && chunk.c >= 6) {  // of chunk 6 nothing: its phasors are 1
+            turn_pair(x[4], x[6], phasors[2]), turn_pair(x[5], x[7], phasors[3]);
+            return;
+        }
         if (chunk.c >= 6) {
 #pragma unroll
             for (int i = 0; i < 3; ++i) turn_pair(x[2 * i], x[2 * i + 1], phasors[i]);
@@ -188,8 +202,10 @@ struct TokenTurn {  // a token's own operators on one chunk, or their transposes
 template <class Params> __device__ __forceinline__ const float* key_operator(const Params& p, int half, i64 row) {
     return half && !kPhases ? p.rotation + row * 9 : nullptr;
 }
-template <class Params> __device__ __forceinline__ const float* query_operator(const Params& p, int half, i64 row) {
-    return (half ? p.rotation : p.disparity) + row * (half ? kOwnFloats : 9);
+template <bool kForward, class Params>
+__device__ __forceinline__ const float* query_operator(const Params& p, const Chunk<kForward>& chunk, i64 row) {
+    const bool turns = chunk.half || kSwapped<kForward> && chunk.c == 7;  // by what kOwnFloats says
+    return (turns ? p.rotation : p.disparity) + row * (turns ? kOwnFloats : 9);
 }
 
 // 256 threads pack 16 keys of every `head_step`th head, for the forward or the backward pass. Keys are read as they lie
@@ -222,9 +238,9 @@ __device__ __forceinline__ void pack_half(
     };
     read_next();
     const int row = threadIdx.x / 8 % kPackedKeys, key = first_key + row;
-    const Chunk chunk(kHalf, threadIdx.x % 8);
+    const Chunk<!kBackward> chunk(kHalf, threadIdx.x % 8);
     const i64 table_row = sample * p.tables_per_sample * p.keys + (key < p.keys ? key : 0);
-    const TokenTurn turn(chunk, key_operator(p, kHalf, table_row), p.native + table_row * 32, false);
+    const TokenTurn<!kBackward> turn(chunk, key_operator(p, kHalf, table_row), p.native + table_row * 32, false);
     i64 to = ((i64)(sample * p.heads + first_head) * 2 + kHalf) * p.padded_keys + key;
     to = to * 64 + 8 * (chunk.c ^ (key & 7));
     u16* own_row = space.rows[0][0] + row * kPackedPitch;
@@ -239,8 +255,8 @@ __device__ __forceinline__ void pack_half(
 #pragma unroll
         for (int operand = 0; operand < 2; ++operand) {
             float x[8];
-            chunk.load<kBf16>(x, own_row + stage + operand * kPackedRows);
-            if (kHalf || chunk.c == 7) turn.apply(x, chunk);
+            chunk.template load<kBf16>(x, own_row + stage + operand * kPackedRows);
+            if (kHalf || chunk.c == 7 && !kSwapped<!kBackward>) turn.apply(x, chunk);
             if (!kHalf && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
             uint4* words_to = (uint4*)((operand ? p.packed_v : p.packed_k) + to);
             if constexpr (kBackward) {

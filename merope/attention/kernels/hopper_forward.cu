@@ -150,11 +150,11 @@ __device__ __forceinline__ void store_output(
                 make_float2(out[at] * factor[r], out[at + 1] * factor[r]);
         }
         share.sync();
-        turn_outputs<kBf16>(p, tile, share, staged, Chunk(half, share.thread & 7), words[half]);
+        turn_outputs<kBf16>(p, tile, share, staged, Chunk<true>(half, share.thread & 7), words[half]);
     }
     share.sync();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) scatter_outputs(share, Chunk(half, share.thread & 7), words[half], own);
+    for (int half = 0; half < 2; ++half) scatter_outputs(share, Chunk<true>(half, share.thread & 7), words[half], own);
     share.sync();
     store_outputs(p, tile, share, own);
 #pragma unroll

@@ -136,12 +136,12 @@ template <bool kBf16> __device__ void bound_and_pack(const BoundParams& p) {
 template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  // a thread per row, half and chunk
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int row = index / 16, sample = blockIdx.y, all = p.cameras * p.padded_rows;  // 16 rows a block, none is left
-    const Chunk chunk((index / 8) & 1, index & 7);
+    const Chunk<false> chunk((index / 8) & 1, index & 7);
     const int camera = row / p.padded_rows, within = row % p.padded_rows;
     const bool padding = within >= p.tokens_per_camera;
     const int token = padding ? 0 : camera * p.tokens_per_camera + within;
     const i64 at = sample * p.tables_per_sample * p.queries + token;
-    const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, true);
+    const TokenTurn<false> turn(chunk, query_operator(p, chunk, at), p.native + at * 32, true);
     __shared__ __align__(16) u32 staged[256 * 4];
     const SumOrder order(chunk, staged);
     for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {
@@ -178,10 +178,10 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int token = index / 16, sample = blockIdx.y, all = p.cameras * p.padded_rows;
     if (token >= p.queries) return;
-    const Chunk chunk((index / 8) & 1, index & 7);
+    const Chunk<false> chunk((index / 8) & 1, index & 7);
     const int row = token / p.tokens_per_camera * p.padded_rows + token % p.tokens_per_camera;
     const i64 at = sample * p.tables_per_sample * p.queries + token;
-    const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, false);
+    const TokenTurn<false> turn(chunk, query_operator(p, chunk, at), p.native + at * 32, false);
     // Sums lie as the tensor cores left them: thread, then element (see the softmax of hopper_forward.cu).
     const int r = row % 64, thread = r / 16 * 32 + r % 8 * 4;
     for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {

@@ -67,7 +67,7 @@ __device__ __forceinline__ float2 unit_phasor(float cosine, float sine) {
 
 // Half 1 of one packed key (or value): what turns of it, and its phases of directions.
 struct TurnedDirections {
-    u32 words[kDirectionWords];  // in the forward pass's order
+    u32 words[kDirectionWords];  // in the table's order
     DirectionTurn turn;
 
     __device__ __forceinline__ void load(const uint4* from, int swizzle, const u32* view) {

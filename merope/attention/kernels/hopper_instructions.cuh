@@ -111,13 +111,6 @@ template <int kThreads> __device__ __forceinline__ void named_sync(int id) {
 template <int kThreads> __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
-// The same answer for all of them: whether any says so. Waits for all.
-template <int kThreads> __device__ __forceinline__ bool named_any(int id, bool x) {
-    u32 any;
-    asm volatile("{\n.reg .pred own, any;\nsetp.ne.u32 own, %1, 0;\nbar.red.or.pred any, %2, %3, own;\n"
-                 "selp.u32 %0, 1, 0, any;\n}" : "=r"(any) : "r"((u32)x), "r"(id), "n"(kThreads) : "memory");
-    return any;
-}
 
 // ---- a kernel and the one after it on the stream --------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from merope.errors import invalid
 SOURCES = (
     "hopper_instructions.cuh",
     "hopper_channels.cuh",
+    "hopper_turns.cuh",
     "hopper_tiles.cuh",
     "hopper_queries.cuh",
     "hopper_forward.cu",

@@ -28,12 +28,12 @@ __device__ __forceinline__ void load_queries(
     for (int i = 0; i < Rows::copies(); ++i)
         *((uint4*)(shared + rows.copied_row(i) * 256) + own_column) = words[i];
     rows.sync();
-    const Chunk chunk(rows.thread / 8 & 1, rows.thread & 7);
+    const Chunk<true> chunk(rows.thread / 8 & 1, rows.thread & 7);
 #pragma unroll
     for (int i = 0; i < Rows::copies(); ++i) {
         const int row = rows.copied_row(i);
         const i64 at = tile.tables * p.queries + rows.token(row);
-        const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, true);
+        const TokenTurn<true> turn(chunk, query_operator(p, chunk, at), p.native + at * 32, true);
         float x[8];
         chunk.load<kBf16>(x, (const u16*)(shared + row * 256));
         turn.apply(x, chunk);
@@ -56,14 +56,14 @@ __device__ __forceinline__ int staged_chunk(int row, int c) { return row * 64 + 
 
 template <bool kBf16, class Rows>
 __device__ __forceinline__ void turn_outputs(
-    const AttendParams& p, const Tile& tile, const Rows& rows, const float* staged, const Chunk& chunk,
+    const AttendParams& p, const Tile& tile, const Rows& rows, const float* staged, const Chunk<true>& chunk,
     uint4 (&words)[Rows::turns()]
 ) {
 #pragma unroll
     for (int i = 0; i < Rows::turns(); ++i) {
         const int row = rows.turned_row(i), from = staged_chunk(row, chunk.c);
         const i64 at = tile.tables * p.queries + rows.token(row);
-        const TokenTurn turn(chunk, query_operator(p, chunk.half, at), p.native + at * 32, false);
+        const TokenTurn<true> turn(chunk, query_operator(p, chunk, at), p.native + at * 32, false);
         float x[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[j] = staged[from + j];
@@ -74,7 +74,7 @@ __device__ __forceinline__ void turn_outputs(
 // Into rows of 256 bytes in the order of channels outside
 template <class Rows>
 __device__ __forceinline__ void scatter_outputs(
-    const Rows& rows, const Chunk& chunk, const uint4 (&words)[Rows::turns()], char* shared
+    const Rows& rows, const Chunk<true>& chunk, const uint4 (&words)[Rows::turns()], char* shared
 ) {
 #pragma unroll
     for (int i = 0; i < Rows::turns(); ++i) chunk.scatter((u16*)(shared + rows.turned_row(i) * 256), words[i]);

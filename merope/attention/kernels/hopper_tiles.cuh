@@ -45,8 +45,10 @@ struct SeenTiles {
 };
 
 // Per stage of keys (operand 0) and of values (1): copied, then turned, then used. The first tile of keys lies at
-// kTilesAt in shared memory; then come other stages, values, and at kBarriersAt the barriers.
-template <int kStageCount, u32 kTilesAt, u32 kBarriersAt> struct PipelineOf {
+// kTilesAt in shared memory; then come other stages, values, and at kBarriersAt the barriers. Keys are copied and turned
+// in turns with the values of as many tiles before as kAhead says.
+template <int kStageCount, u32 kTilesAt, u32 kBarriersAt, int kKeysAhead = 0> struct PipelineOf {
+    static constexpr int kAhead = kKeysAhead;
     u32 base;  // shared memory address
 
     static __device__ __forceinline__ u32 parity(int t) { return t / kStageCount & 1; }
@@ -79,98 +81,6 @@ template <int kStageCount, u32 kTilesAt, u32 kBarriersAt> struct PipelineOf {
     }
 };
 
-// ---- keys and values in the view of the query's camera -------------------------------------------------------------
-
-struct KeyTurn {  // one key's operators
-    u32 half_vectors[9], phasors[12];
-
-    __device__ __forceinline__ void load_half_vectors(const u32* view) {  // of a tile, at the key's row
-#pragma unroll
-        for (int i = 0; i < 9; ++i) half_vectors[i] = __ldg(view + i * kKeys);
-    }
-    __device__ __forceinline__ void load_phasors(const uint4* from) {
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            const uint4 w = __ldg(from + i);
-            u32* to = phasors + 4 * i;
-            to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
-        }
-    }
-};
-
-// MinRot is two half-turns, A(u) = (2 m m^T - I) diag(-1, -1, 1), m the half-vector of the optical axis and u. With z
-// negated beforehand (y = (x, y, -z)) it is y - 2 m (m . y). Two triplets at a time. Doubling is exact, and numbers of
-// m are at most 1: those of sqrt(2) m, without a doubling, are rounded twice as coarsely beyond 1.
-__device__ __forceinline__ void reflect(u32& x, u32& y, u32& z, u32 mx, u32 my, u32 mz) {
-    constexpr u32 kMinusTwo = 0xc000c000;
-    const u32 dot = mul2(kMinusTwo, fma2(mz, z, fma2(my, y, mul2(mx, x))));
-    x = fma2(dot, mx, x), y = fma2(dot, my, y), z = fma2(dot, mz, z);
-}
-__device__ __forceinline__ void turn_pairs(u32& x, u32& y, u32 cosines, u32 sines) {
-    const u32 turned = fma2(cosines, x, negate2(mul2(sines, y)));
-    y = fma2(sines, x, mul2(cosines, y));
-    x = turned;
-}
-// Chunks `first` to `first` + 3 of a key's half 0, in the forward pass. The backward pass has these very instructions
-// in its own order of words (TurnedRow).
-__device__ __forceinline__ void turn_chunks(uint4 (&w)[4], int first, const KeyTurn& turn) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const int c = first + i;
-        uint4 &a = w[i], &b = w[i + 1];
-        if (c < 6) {
-            const u32* n = turn.half_vectors + 3 * (c / 2);
-            reflect(a.x, a.y, a.z, low_twice(n[0]), high_twice(n[0]), low_twice(n[1]));
-            reflect(b.x, b.y, b.z, high_twice(n[1]), low_twice(n[2]), high_twice(n[2]));
-            turn_pairs(a.w, b.w, turn.phasors[c], turn.phasors[c + 1]);
-        } else {
-            turn_pairs(a.x, a.y, turn.phasors[6], turn.phasors[7]);
-            turn_pairs(a.z, a.w, turn.phasors[8], turn.phasors[9]);
-            turn_pairs(b.x, b.y, turn.phasors[10], turn.phasors[11]);
-        }
-    }
-}
-// `row`: address of its chunk 0, which the swizzle has moved; of chunk c, row ^ 16 c
-__device__ __forceinline__ void turn_in_place(u32 row, const KeyTurn& turn) {
-#pragma unroll
-    for (int first = 0; first < 8; first += 4) {  // by halves: a whole row would not fit the registers
-        uint4 w[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = load_shared(row ^ 16 * (first + i));
-        turn_chunks(w, first, turn);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) store_shared(row ^ 16 * (first + i), w[i]);
-    }
-}
-
-struct DirectionTurn {  // one key's phases of directions
-    u32 phasors[kDirectionWords];  // cosines, then sines of two pairs
-
-    __device__ __forceinline__ void load(const u32* view) {  // of a tile, at the key's row
-#pragma unroll
-        for (int i = 0; i < kDirectionWords; ++i) phasors[i] = __ldg(view + (9 + i) * kKeys);
-    }
-    __device__ __forceinline__ void turn(u32 (&words)[kDirectionWords]) const {  // in the forward pass's order
-#pragma unroll
-        for (int i = 0; i < kDirectionWords; i += 2) turn_pairs(words[i], words[i + 1], phasors[i], phasors[i + 1]);
-    }
-    __device__ __forceinline__ void turn_in_place(u32 row) const {  // a key's half 1
-#pragma unroll
-        for (int first = 0; first < 6; first += 3) {  // chunk 4 to its middle, of chunk 5 nothing
-            uint4 w[3];
-#pragma unroll
-            for (int i = 0; i < 3 && first + i < 5; ++i) w[i] = load_shared(row ^ 16 * (first + i));
-#pragma unroll
-            for (int i = 0; i < 3 && first + i < 5; ++i) {
-                const u32* phasor = phasors + 4 * (first + i);
-                turn_pairs(w[i].x, w[i].y, phasor[0], phasor[1]);
-                if (first + i < 4) turn_pairs(w[i].z, w[i].w, phasor[2], phasor[3]);
-                store_shared(row ^ 16 * (first + i), w[i]);
-            }
-        }
-    }
-};
-
 struct Tile {  // queries of one camera
     int sample, head, camera, first, rows;
     i64 tables;
@@ -196,8 +106,10 @@ __device__ __forceinline__ void copy_tiles(
 ) {
     const i64 half = (i64)p.padded_keys * 64, start = (i64)(tile.sample * p.heads + tile.head) * 2 * half;
     wait_for_kernel_before();  // it packs what is copied here, and writes nothing else that is read in this kernel
-    for (int t = 0; t < seen.count; ++t)
+    for (int step = 0; step < seen.count + Pipeline::kAhead; ++step)
         for (int operand = 0; operand < 2; ++operand) {
+            const int t = step - operand * Pipeline::kAhead;
+            if (Pipeline::kAhead && (t < 0 || t >= seen.count)) continue;
             const u32 copied = pipeline.copied(operand, t), to = pipeline.tile(operand, t);
             pipeline.wait_until_free(operand, t);
             barrier_expect(copied, kTileBytes);
@@ -227,17 +139,26 @@ __device__ __forceinline__ void turn_tiles(
     const int* key_camera = p.key_camera + thread;
     auto advance = [&](int tiles) { view += tiles * (kViewWords * kKeys), key_camera += tiles * kKeys; };
     advance(seen.at(0));
-    KeyTurn turn;
+    FirstTurn turn;
     int camera_now = -1, camera_next = __ldg(key_camera);
-    turn.load_half_vectors(view);
+    turn.load_view(view);
+    auto load_phasors = [&]() {
+        if (camera_next == camera_now) return;
+        camera_now = camera_next;
+        turn.load_phasors(phasors + 3 * camera_now);
+    };
 #pragma unroll 1
-    for (int t = 0; t < seen.count; ++t) {
-        if (camera_next != camera_now) {
-            camera_now = camera_next;
-            turn.load_phasors(phasors + 3 * camera_now);
-        }
+    for (int step = 0; step < seen.count + Pipeline::kAhead; ++step) {
+        if (!Pipeline::kAhead) load_phasors();
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
+            const int t = step - operand * Pipeline::kAhead;
+            if (Pipeline::kAhead) {  // keys and values in turns are of different tiles
+                if (t < 0 || t >= seen.count) continue;
+                turn.load_view(view + t * (kViewWords * kKeys));
+                camera_next = __ldg(key_camera + t * kKeys);
+                load_phasors();
+            }
             pipeline.wait_until_copied(operand, t);
             const u32 row = pipeline.tile(operand, t) + thread * 128 + (thread & 7) * 16;
             turn_in_place(row, turn);
@@ -248,70 +169,51 @@ __device__ __forceinline__ void turn_tiles(
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
         }
-        if (t + 1 < seen.count) {
-            advance(seen.at(t + 1) - seen.at(t));
-            turn.load_half_vectors(view);
+        if (!Pipeline::kAhead && step + 1 < seen.count) {
+            advance(seen.at(step + 1) - seen.at(step));
+            turn.load_view(view);
             camera_next = __ldg(key_camera);
         }
     }
 }
 
-// Half 1 with direction phases, by three warps: a key a thread, and of the last 32 keys two chunks a thread.
-struct LastKeysTurn {
-    u32 phasors[8];
-
-    __device__ __forceinline__ void load(const u32* words, int warp) {  // the warp's, at the key's row
-        phasors[0] = __ldg(words), phasors[1] = __ldg(words + kKeys);
-        if (warp == 2) return;
-#pragma unroll
-        for (int i = 2; i < 8; ++i) phasors[i] = __ldg(words + i * kKeys);
-    }
-    __device__ __forceinline__ void turn_in_place(u32 chunk, int warp) const {
-        uint4 w[2];
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) w[i] = load_shared(chunk ^ 16 * i);
-        turn_pairs(w[0].x, w[0].y, phasors[0], phasors[1]);
-        if (warp < 2) {  // of the last chunk nothing else
-            turn_pairs(w[0].z, w[0].w, phasors[2], phasors[3]);
-            turn_pairs(w[1].x, w[1].y, phasors[4], phasors[5]);
-            turn_pairs(w[1].z, w[1].w, phasors[6], phasors[7]);
-        }
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) store_shared(chunk ^ 16 * i, w[i]);
-    }
-};
-
+// Half 1 of keys and values with direction phases, by three warps.
 template <class Pipeline>
 __device__ __forceinline__ void turn_directions(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
 ) {
-    const int warp = thread / 32, last = 96 + thread % 32;
+    const int warp = __shfl_sync(~0u, thread / 32, 0);
+    const int to_last = 96 - 32 * warp;  // from a thread's own key to that of the last 32; the swizzle is the same
     const u32* view = p.key_views + (tile.tables * p.cameras + tile.camera) * kViewWords * p.padded_keys + thread;
-    DirectionTurn turn;
-    LastKeysTurn last_turn;
+    SecondTurn turn;
     auto load = [&](int tiles) {  // so many tiles on
         view += tiles * (kViewWords * kKeys);
-        turn.load(view), last_turn.load(view + (9 + 8 * warp) * kKeys + last - thread, warp);
+        turn.load(view, view + (4 * warp * kKeys + to_last), warp);
     };
     load(seen.at(0));
+    int loaded = 0;
 #pragma unroll 1
-    for (int t = 0; t < seen.count; ++t) {
+    for (int step = 0; step < seen.count + Pipeline::kAhead; ++step) {
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
+            const int t = step - operand * Pipeline::kAhead;
+            if (Pipeline::kAhead) {  // as in turn_tiles
+                if (t < 0 || t >= seen.count) continue;
+                load(t - loaded), loaded = t;
+            }
             pipeline.wait_until_copied(operand, t);
-            const u32 half = pipeline.tile(operand, t) + kHalfBytes;
-            const u32 row = half + thread * 128 + (thread & 7) * 16, last_row = half + last * 128 + (last & 7) * 16;
-            turn.turn_in_place(row);
-            last_turn.turn_in_place(last_row ^ 32 * warp, warp);
+            const u32 row = pipeline.tile(operand, t) + kHalfBytes + thread * 128 + (thread & 7) * 16;
+            const u32 last_row = row + to_last * 128;
+            turn.turn_in_place(row, last_row ^ 16 * warp, warp);
             if (kVisible && operand && seen.is_edge(t)) {  // as in turn_tiles; each thread what it turned
                 auto unseen = [&](int key) { return !sees(p, tile.camera, seen.at(t) * kKeys + key); };
                 if (unseen(thread)) clear_chunks(row, 0, 8);
-                if (unseen(last)) clear_chunks(last_row, 2 * warp, warp < 2 ? 2 * warp + 2 : 8);
+                if (unseen(thread + to_last)) clear_chunks(last_row, warp, warp < 2 ? warp + 1 : 8);
             }
             fence_async_proxy();
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
         }
-        if (t + 1 < seen.count) load(seen.at(t + 1) - seen.at(t));
+        if (!Pipeline::kAhead && step + 1 < seen.count) load(seen.at(step + 1) - seen.at(step));
     }
 }

@@ -14,10 +14,11 @@ constexpr u32 kWeightsOffset = 2 * kWideHalf;
 constexpr u32 kWideTilesOffset = kWeightsOffset + 2 * kWideHalf;
 constexpr u32 kWideBarrierOffset = kWideTilesOffset + 2 * kWideStages * kTileBytes;
 constexpr u32 kColumnsOffset = kWideBarrierOffset + 2 * 3 * kWideStages * 8;
-using WidePipeline = PipelineOf<kWideStages, kWideTilesOffset, kWideBarrierOffset>;
+using WidePipeline = PipelineOf<kWideStages, kWideTilesOffset, kWideBarrierOffset, 1>;
 
 struct Columns {  // of scores: queries
     float shift[kWideRows], factor[kWideRows], parts[8][kWideRows];  // parts: what each warp found
+    int outgrown;  // the last tile with weights beyond half precision
 };
 
 // Element 4i + 2r + j of a thread is in column 8i + 2 (lane % 4) + j, and in its warpgroup's row
@@ -63,8 +64,8 @@ __device__ __forceinline__ void combine_warp(const float (&x)[36], float* parts,
 
 // ---- softmax -------------------------------------------------------------------------------------------------------
 // As `Softmax`: weights are 2^(score scale_log2 + shift), and the first tile sets the shift. Shifts lie in shared memory.
-// Where weights of a later tile leave half precision's range, all 256 threads compute the tile's scores once more, and
-// lower the shifts by their largest.
+// Where weights of a later tile leave half precision's range, all 256 threads compute the tile's scores once more, from
+// keys that they turn themselves (restore_keys), and lower the shifts by their largest.
 
 // A thread's sums. With direction phases registers are short, and lanes 16 apart share their columns out.
 constexpr int kOwnSums = 36 - 18 * kPhases;
@@ -187,6 +188,34 @@ __device__ __forceinline__ void store_weights(u32 to, const u32 (&weights)[36], 
 
 // ---- the loop over tiles -------------------------------------------------------------------------------------------
 
+// A tile of keys, turned, where weights were: its stage may have the next but one by now. Warpgroup g has half g.
+__device__ __forceinline__ void restore_keys(
+    const AttendParams& p, const Tile& tile, const WideShare& share, int t, u32 to
+) {
+    const int row = share.thread % 128, key = t * kKeys + row;
+    const i64 half = (i64)(tile.sample * p.heads + tile.head) * 2 + share.group;
+    const i64 camera = tile.tables * p.cameras + tile.camera;
+    const uint4* from = (const uint4*)(p.packed_k + (half * p.padded_keys + key) * 64);
+    const u32* view = p.key_views + (camera * p.padded_keys + t * kKeys) * kViewWords + row;
+    to += share.group * kHalfBytes + row * 128;
+    wait_for_kernel_before();  // as in copy_tiles
+#pragma unroll
+    for (int i = 0; i < 8; ++i) store_shared(to + 16 * i, __ldcg(from + i));
+    to += (row & 7) * 16;
+    if (share.group == 0) {
+        FirstTurn turn;
+        turn.load_view(view);
+        turn.load_phasors(p.phasors + (camera * p.key_cameras + __ldg(p.key_camera + key)) * 3);
+        turn_in_place(to, turn);
+    } else if (kPhases) {
+        DirectionTurn turn;
+        turn.load(view);
+        turn.turn_in_place(to);
+    }
+    fence_async_proxy();
+    share.sync();
+}
+
 template <bool kBf16>
 __device__ __forceinline__ void store_wide_output(
     const AttendParams& p, const Tile& tile, const WideShare& share, const float (&out)[72], const Columns& columns,
@@ -202,7 +231,7 @@ __device__ __forceinline__ void store_wide_output(
                 out[4 * i + e] * (e % 2 ? factor.y : factor.x);
     }
     named_sync<128>(2 + share.group);
-    const Chunk chunk(share.group, share.thread & 7);
+    const Chunk<true> chunk(share.group, share.thread & 7);
     uint4 words[WideShare::turns()];
     turn_outputs<kBf16>(p, tile, share, staged, chunk, words);
     scatter_outputs(share, chunk, words, shared);  // over the queries
@@ -218,15 +247,19 @@ __device__ __forceinline__ void attend_wide_queries(
     Columns& columns = *(Columns*)(shared + kColumnsOffset);
     const u32 queries = shared_address(shared), weights_at = queries + kWeightsOffset;
     load_queries<kBf16>(p, tile, share, shared);
+    columns.outgrown = 0;
     fence_async_proxy();
     share.sync();
     float s[72], out[72] = {};
     u32 weights[36];
     WideSoftmax softmax{columns, p.scale * kLog2E, {}};
+    auto issue_scores_from = [&](u32 keys) {
+        wgmma_fence();
+        issue_wide_scores(s, keys + share.group * (64 * 128), queries);
+    };
     auto issue_scores_of = [&](int t) {
         pipeline.wait_until_turned(0, t);
-        wgmma_fence();
-        issue_wide_scores(s, pipeline.tile(0, t) + share.group * (64 * 128), queries);
+        issue_scores_from(pipeline.tile(0, t));
     };
     auto add_values_of = [&](int t) {
         pipeline.wait_until_turned(1, t);
@@ -249,9 +282,9 @@ __device__ __forceinline__ void attend_wide_queries(
     issue_scores_of(0);
     wgmma_wait<0>();
     pin(s);
+    release(0, 0);
     mask_padding(0);
     softmax.set_shifts<true>(s, share);
-    release(0, 0);
     softmax.weigh<false>(weights, s, share);
 #pragma unroll 1
     for (int t = 1; t < tiles; ++t) {
@@ -262,23 +295,26 @@ __device__ __forceinline__ void attend_wide_queries(
         add_values_of(t - 1);
         wgmma_wait<1>();
         pin(s);
+        release(0, t);
         mask_padding(t);
-        const bool fits = softmax.weigh<false>(weights, s, share);
+        // Stored, not voted on at the barrier: the compiler would put weights behind the wait for values.
+        if (!softmax.weigh<false>(weights, s, share)) columns.outgrown = t;
         pin(weights);
         wgmma_wait<0>();
         pin(out);
-        if (named_any<256>(1, !fits)) {  // and nobody reads weights of the tile before
-            issue_scores_of(t);
+        release(1, t - 1);
+        share.sync();  // nobody reads weights of the tile before
+        if (columns.outgrown == t) {
+            restore_keys(p, tile, share, t, weights_at);
+            issue_scores_from(weights_at);
             wgmma_wait<0>();
             pin(s);
             mask_padding(t);
-            softmax.set_shifts<false>(s, share);
+            softmax.set_shifts<false>(s, share);  // its barrier: nobody reads restored keys
             softmax.rescale(out, share);
             pin(out);
             softmax.weigh<true>(weights, s, share);
         }
-        release(0, t);
-        release(1, t - 1);
     }
     store_weights(weights_at, weights, share);
     share_weights(share.group);
