@@ -82,6 +82,7 @@ class ObjectiveSection:
     prefix_dropout: float = 0.0  # share of clips that are trained without their clean prefix
     causal_block_frames: int | None = None  # latent frames of a block of a causal model; None: it sees whole clips
     past_noise: float = 0.0  # highest noise level of the blocks that later blocks of a causal model see; half are clean
+    own_past: float = 0.0  # share of steps after blocks that the causal model made itself (`train/own_past.py`)
 
     def __post_init__(self) -> None:
         _at_least("objective.prefix_frames", self.prefix_frames, 0)
@@ -92,12 +93,23 @@ class ObjectiveSection:
         if self.levels is not None and not _falls_from_noise(self.levels):
             fix = "begin with 1 and fall; above 0 each, as in [1.0, 0.9, 0.75, 0.5]"
             raise invalid("objective.levels", "noise levels at which steps begin", list(self.levels), fix)
-        for name in ("text_dropout", "prefix_dropout"):
+        for name in ("text_dropout", "prefix_dropout", "own_past"):
             _probability(f"objective.{name}", getattr(self, name))
         _noise_level("objective.past_noise", self.past_noise)
         if self.past_noise and self.causal_block_frames is None:
             fix = "set objective.causal_block_frames, or leave it out"
             raise invalid("objective.past_noise", "0 for a model that sees whole clips", self.past_noise, fix)
+        if self.own_past:
+            self._check_own_past()
+
+    def _check_own_past(self) -> None:
+        """Refuse what has no past, or no steps in which it could be made."""
+        if self.causal_block_frames is None:
+            fix = "set objective.causal_block_frames, or leave it out"
+            raise invalid("objective.own_past", "0 for a model that sees whole clips", self.own_past, fix)
+        if self.levels is None or len(self.levels) < 2:
+            fix = "name those of the model's steps, as in [1.0, 0.9, 0.75, 0.5]"
+            raise invalid("objective.levels with objective.own_past", "at least two", self.levels, fix)
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ def rolled_out(
     transformer: Any,  # WanTransformer3DModel
     clips: BlockClips,
     levels: Sequence[float],
+    past: Tensor | None = None,  # [B, C, T, H, W] what blocks come after in place of those that were made
 ) -> list[Tensor]:  # [B, C, T, H, W] each
     """All blocks as they are at every noise level and at the end, each after those that were made before it."""
     frames = clips.clean.shape[2]
@@ -150,5 +151,5 @@ def rolled_out(
                 latents = latents + (after - level) * velocity.to(latents.dtype)
                 states[number][:, :, place] = latents
         if place.stop < frames:
-            cache = commit(transformer, cache, ready, states[-1][:, :, place], text)
+            cache = commit(transformer, cache, ready, (states[-1] if past is None else past)[:, :, place], text)
     return states

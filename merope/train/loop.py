@@ -17,16 +17,16 @@ from torch.optim import Optimizer
 from merope.errors import invalid
 from merope.formats.writing import replace_text
 from merope.train import checkpoint, parallel
-from merope.train.adversary import LOSS, Blocks, Part, judged_parts
+from merope.train.adversary import LOSS
 from merope.train.build import build_stream
-from merope.train.config import ObjectiveSection, TrainConfig
+from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel
 from merope.train.export import export
-from merope.train.few_steps import few_step_losses
 from merope.train.latent_pool import PooledStream
 from merope.train.log import TrainingLog, stall_notice
+from merope.train.losses import loss_parts
 from merope.train.model import Model, build_model
-from merope.train.objective import JUDGE_DRAWS, VALIDATION, Noised, add_noise, clip_generator, loss_per_clip
+from merope.train.objective import VALIDATION
 from merope.train.optimisers import (
     begin_step,
     build_optimisers,
@@ -36,7 +36,7 @@ from merope.train.optimisers import (
 )
 from merope.train.parallel import Ranks
 from merope.train.samples import check_packages, write_sample
-from merope.train.streams import Examples, Stream
+from merope.train.streams import Stream
 from merope.train.vae_config import VaeTrainConfig
 
 
@@ -177,63 +177,15 @@ def train_step(
     return loss / config.run.batch_size, norm, _source_numbers(config, "loss", of_sources) | others
 
 
-def loss_parts(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Part]:
-    """What is learnt of a micro-batch. Parts named `LOSS` add up to the loss of every clip."""
-    if config.distillation is not None:
-        yield from ((LOSS, part) for part in few_step_losses(config, model, examples, step))
-    elif model.judge is None or step == VALIDATION:
-        yield LOSS, clip_losses(config, model, examples, step)
-    else:
-        yield from adversary_parts(config, model, examples, step)
-
-
-def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]
-    """The flow-matching loss of every clip of a micro-batch."""
-    noised, prediction = _predicted(config, model, examples, step)
-    per_view = loss_per_clip(prediction, noised, model.own_frames(prediction.shape[2]))
-    return per_view.unflatten(0, (-1, examples.cameras.views)).mean(1)
-
-
-def adversary_parts(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Part]:
-    """The same with the aim to be taken for true, and what the judge learns."""
-    assert config.adversary is not None
-    assert config.objective.causal_block_frames is not None
-    assert model.judge is not None
-    noised, prediction = _predicted(config, model, examples, step)
-    blocks = Blocks(examples.clean, noised, config.objective.causal_block_frames)
-    dice = clip_generator(config.run.seed, step, JUDGE_DRAWS + examples.places[0], model.device)
-    nudges = torch.randn((2, *blocks.true.shape), generator=dice, device=model.device)
-    flow_loss, weight = loss_per_clip(prediction, noised), config.adversary.weight_at(step)
-    yield from judged_parts(model.judge, blocks, noised, prediction, flow_loss, weight, nudges)
-
-
-def _predicted(config: TrainConfig, model: Model, examples: Examples, step: int) -> tuple[Noised, Tensor]:
-    """The clips of a micro-batch with noise, and what the model makes of them."""
-    generators = [clip_generator(config.run.seed, step, place, examples.clean.device) for place in examples.places]
-    noised = add_noise(examples.clean, model.prefix, _objective(config, examples, step), generators, model.noising)
-    text = examples.text.repeat_interleave(examples.cameras.views, 0)
-    text = torch.where(noised.drop_text[:, None, None], examples.no_text, text)
-    return noised, model.predicted(noised, text, examples.cameras, examples.history)
-
-
-def _objective(config: TrainConfig, examples: Examples, step: int) -> ObjectiveSection:
-    """Nothing is dropped in validation; clips with a usable history lose their prefix more often (paper, Appendix)."""
-    if step == VALIDATION:
-        return replace(config.objective, text_dropout=0.0, prefix_dropout=0.0, past_noise=0.0)
-    if config.history is None or examples.history is None:
-        return config.objective
-    dropout = max(config.history.prefix_dropout, config.objective.prefix_dropout)
-    return replace(config.objective, prefix_dropout=dropout)
-
-
-@torch.no_grad()
 def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) -> dict[str, float]:
     """Mean loss of the held-out clips, of all and of each source of a mixture, with the same noise every time."""
-    per_clip: list[float] = []
-    sources: list[int] = []
-    for examples in stream.held_out(config.run.validation_clips):
-        per_clip += torch.stack([part for _, part in loss_parts(config, model, examples, VALIDATION)]).sum(0).tolist()
-        sources += examples.sources
+    per_clip, sources = list[float](), list[int]()
+    model.learner.zero_grad()  # what a graph keeps takes the place of the last step's gradients
+    with torch.set_grad_enabled(config.model.compile and ranks.world_size == 1):  # or it would be compiled once more
+        for examples in stream.held_out(config.run.validation_clips):
+            parts = [part.detach() for _, part in loss_parts(config, model, examples, VALIDATION)]
+            per_clip += torch.stack(parts).sum(0).tolist()
+            sources += examples.sources
     total, count, *of_sources = ranks.sum([sum(per_clip), len(per_clip), *_source_sums(config, sources, per_clip)])
     loss = total / (count / config.parallel.context)  # ranks that share a clip have counted it each
     return {"validation_loss": loss, **_source_numbers(config, "validation_loss", of_sources)}

@@ -18,8 +18,8 @@ from merope.train.config import ObjectiveSection, TrainConfig
 VALIDATION = 1 << 62
 """The step whose dice validation clips use: their noise is the same every time."""
 
-HISTORY_DRAWS, JUDGE_DRAWS = 1 << 40, 1 << 41
-"""Where the draws of histories and of a judge begin, beyond all places of a batch."""
+HISTORY_DRAWS, JUDGE_DRAWS, OWN_PAST_DRAWS = 1 << 40, 1 << 41, 1 << 42
+"""Where the draws of histories, of a judge and of a past of the model's own begin, beyond all places of a batch."""
 
 
 @dataclass(frozen=True, eq=False)

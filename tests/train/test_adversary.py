@@ -15,7 +15,8 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.adversary import LOSS, Blocks, Judge, judged_parts
 from merope.train.build import build_stream
 from merope.train.config import TrainConfig
-from merope.train.loop import NonFiniteLoss, clip_losses, loss_parts, train
+from merope.train.loop import NonFiniteLoss, train
+from merope.train.losses import clip_losses, loss_parts
 from merope.train.model import build_model
 from merope.train.objective import VALIDATION, Noised
 from merope.train.parallel import Ranks

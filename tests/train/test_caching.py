@@ -19,7 +19,8 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.caching import cache_clips
 from merope.train.clip_streams import clip_stream
 from merope.train.config import TrainConfig
-from merope.train.loop import clip_losses, train
+from merope.train.loop import train
+from merope.train.losses import clip_losses
 from merope.train.model import Model, build_model
 from merope.train.streams import Share
 from merope.train.toml_config import read_config

@@ -25,7 +25,8 @@ from merope.geometry.lens_batches import parameters
 from merope.geometry.lenses import Lens
 from merope.train.build import build_stream
 from merope.train.config import ModelSection, TrainConfig
-from merope.train.loop import clip_losses, train
+from merope.train.loop import train
+from merope.train.losses import clip_losses
 from merope.train.model import Model, build_model
 from merope.train.objective import Noised, add_noise, clip_generator, loss_per_clip
 from merope.train.parallel import Ranks

@@ -69,6 +69,24 @@ def test_a_rollout_is_what_a_stream_makes(causal: Path, tmp_path: Path) -> None:
     assert all(torch.equal(state[:, :, :2], clean[:, :, :2]) for state in states)
 
 
+def test_a_rollout_after_a_given_past_does_not_see_its_own_blocks(causal: Path, tmp_path: Path) -> None:
+    config = few_step_config(causal, tmp_path)
+    model = build_model(config, CPU, sharded=False)
+    examples = build_stream(config, model, Ranks(0, 1, CPU)).example()
+    noise = torch.randn(examples.clean.shape, generator=torch.Generator().manual_seed(0))
+    clips = BlockClips(examples.clean, noise, examples.text, examples.cameras, 2, 2)
+    other = replace(clips, noise=noise.clone())
+    other.noise[:, :, 2:4] += 1.0  # of the first block that is made
+
+    def last_block(made_of: BlockClips, past: torch.Tensor | None) -> torch.Tensor:
+        return rolled_out(model.transformer, made_of, LEVELS, past)[-1][:, :, 4:]
+
+    assert torch.equal(last_block(clips, examples.clean), last_block(other, examples.clean))
+    assert not torch.allclose(last_block(clips, None), last_block(other, None), atol=1e-5)
+    own = rolled_out(model.transformer, clips, LEVELS)[-1]
+    assert torch.equal(last_block(clips, own), last_block(clips, None))
+
+
 def test_a_student_that_does_as_its_teacher_has_no_loss(causal: Path, tmp_path: Path) -> None:
     """As many steps as the teacher, which sees the same past."""
     for given, is_same in (

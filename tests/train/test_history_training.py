@@ -23,7 +23,8 @@ from merope.train import checkpoint
 from merope.train.build import build_stream
 from merope.train.clip_streams import HistoryEncoder
 from merope.train.config import HistorySection, TrainConfig
-from merope.train.loop import clip_losses, train
+from merope.train.loop import train
+from merope.train.losses import clip_losses
 from merope.train.model import Model, build_model
 from merope.train.objective import VALIDATION, Noised, clip_generator, history_generator
 from merope.train.parallel import Ranks, start
@@ -188,18 +189,24 @@ def test_two_ranks_take_the_steps_of_one(path: str, tmp_path: Path) -> None:
     assert_same_weights(tmp_path / "two" / "trained", tmp_path / "one" / "trained")
 
 
-def test_ranks_with_and_without_history_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real data: one rank's clip has references, the other's has none. With "ca" both must have gradients to add."""
+def train_with_every_other_history(config: TrainConfig) -> None:
     whole = WorldHistoryStream._with_history
 
     def every_other(self: Any, world: int, place: int, step: int) -> Examples:
         examples = whole(self, world, place, step)
         return replace(examples, history=None) if place % 2 else examples
 
-    monkeypatch.setattr(WorldHistoryStream, "_with_history", every_other)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorldHistoryStream, "_with_history", every_other)
+        train(config)
+
+
+def test_ranks_with_and_without_history_train_together(tmp_path: Path) -> None:
+    """Real data: one rank's clip has references, the other's has none. With "ca" both must have gradients to add."""
     steps = ("run.steps=2", *SMOOTH)
-    train(with_history(tmp_path / "one", "ca", *steps))
-    run_ranks(2, train, with_history(tmp_path / "two", "ca", *steps, "parallel.shard=2"))
+    train_with_every_other_history(with_history(tmp_path / "one", "ca", *steps))
+    two = with_history(tmp_path / "two", "ca", *steps, "parallel.shard=2")
+    run_ranks(2, train_with_every_other_history, two)
     assert_same_weights(tmp_path / "two" / "trained", tmp_path / "one" / "trained")
 
 

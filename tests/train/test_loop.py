@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from merope.train import checkpoint, loop
 from merope.train.build import build_stream, check_shares
 from merope.train.config import TrainConfig
 from merope.train.loop import NonFiniteLoss, train
+from merope.train.losses import _objective, clip_losses
 from merope.train.model import Model, build_model
 from merope.train.objective import VALIDATION, Noised
 from merope.train.optimisers import build_optimisers, learning_rate, moving_average, update_average
@@ -200,9 +202,9 @@ def test_nothing_is_dropped_in_validation(tmp_path: Path) -> None:
     assert model.prefix > 0
     stream = build_stream(kept, model, ranks)
     assert loop.validate(dropping, model, stream, ranks) == loop.validate(kept, model, stream, ranks)
-    in_validation = loop._objective(dropping, stream.example(), VALIDATION)
+    in_validation = _objective(dropping, stream.example(), VALIDATION)
     assert (in_validation.text_dropout, in_validation.prefix_dropout) == (0.0, 0.0)
-    assert loop._objective(dropping, stream.example(), 0) == dropping.objective
+    assert _objective(dropping, stream.example(), 0) == dropping.objective
 
 
 def test_dropped_text_is_the_empty_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +220,7 @@ def test_dropped_text_is_the_empty_prompt(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Model, "predicted", predicted)
     for place in range(40):
-        loop.clip_losses(config, model, replace(examples, places=(place,)), 0)
+        clip_losses(config, model, replace(examples, places=(place,)), 0)
     dropped = [torch.equal(given, no_text[None]) for given in seen]
     assert 10 < sum(dropped) < 30
     assert all(torch.equal(given, text) for given, empty in zip(seen, dropped, strict=True) if not empty)
@@ -368,3 +370,24 @@ def test_a_run_whose_rate_falls_has_a_fixed_end(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "run.steps=2", *options))
     with pytest.raises(ValueError, match="steps: 2 before, 4 now"):
         train(tiny_config(tmp_path, "run.steps=4", *options))
+
+
+def test_a_compiled_model_is_validated_by_the_graph_it_is_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are only recorded: nothing is left of them, and the loss is the same."""
+    plain = tiny_config(tmp_path, "run.validation_clips=2")
+    compiled = replace(plain, model=replace(plain.model, compile=True))
+    ranks, modes = Ranks(0, 1, torch.device("cpu")), []
+    model = build_model(plain, ranks.device, sharded=False)
+    stream = build_stream(plain, model, ranks)
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        modes.append(torch.is_grad_enabled())
+        return clip_losses(*arguments)
+
+    monkeypatch.setattr("merope.train.losses.clip_losses", watched)
+    recorded, unrecorded = (loop.validate(config, model, stream, ranks) for config in (compiled, plain))
+    assert recorded == pytest.approx(unrecorded, rel=1e-6)  # a CPU may have kernels of its own for either
+    assert modes == [True, True, False, False]  # two micro-batches each
+    assert all(parameter.grad is None for parameter in model.learner.parameters())

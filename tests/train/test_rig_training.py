@@ -19,7 +19,8 @@ from merope.formats import read
 from merope.formats.video import read_video
 from merope.train.build import build_stream, world_clips
 from merope.train.config import TrainConfig
-from merope.train.loop import clip_losses, train
+from merope.train.loop import train
+from merope.train.losses import clip_losses
 from merope.train.model import build_model
 from merope.train.objective import VALIDATION, add_noise, clip_generator
 from merope.train.parallel import Ranks
