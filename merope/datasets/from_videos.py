@@ -35,8 +35,8 @@ from merope.formats import read, validate, write
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_video
 from merope.formats.writing import replace_text, replacing
-from merope.geometry.lens_batches import parameters, picked, resized
-from merope.geometry.lenses import Lens, Pinhole
+from merope.geometry.lens_batches import picked, resized
+from merope.geometry.lenses import Lens, Pinhole, parameters
 
 SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm")
 CALIBRATED = 5  # pieces that an unknown lens is estimated from

@@ -24,8 +24,7 @@ from merope.generate.stream_checks import check_settings
 from merope.generate.text import Text
 from merope.generate.whole_clips import DecodedStream
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import parameters
-from merope.geometry.lenses import Lens
+from merope.geometry.lenses import Lens, parameters
 
 if TYPE_CHECKING:
     from merope.generate.camera_video import CameraVideoPipeline

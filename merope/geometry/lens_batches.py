@@ -1,27 +1,20 @@
 """Lenses made from given ones: picked from a clip, joined, stacked to a batch, regrouped in it, scaled with images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.geometry.lenses import Lens
+from merope.geometry.lenses import Lens, parameters, remade, tensors
 
 HORIZONTAL, VERTICAL = ("fx", "cx"), ("fy", "cy")  # parameters in pixels
 
 
-def parameters(lens: Lens) -> dict[str, Tensor]:
-    """What a lens is made of but for its size; each broadcasts to batch_shape."""
-    assert is_dataclass(lens)
-    values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
 def changed(lens: Lens, change: Callable[[Tensor], Tensor]) -> Lens:
-    """The lens with every parameter changed: picked, reshaped, repeated."""
-    return replace(lens, **{name: change(value) for name, value in parameters(lens).items()})  # type: ignore[type-var]
+    """The lens with every tensor changed alike: picked, reshaped, repeated."""
+    return remade(lens, {name: change(value) for name, value in tensors(lens).items()})
 
 
 def require_lens(lens: object) -> None:
@@ -57,8 +50,8 @@ def stacked(lenses: Sequence[Lens]) -> Lens:
         fix = "use clips of one camera model, or train with run.micro_batch = 1"
         raise invalid("lenses", "of one kind and size within a batch", kinds, fix)
     shape = torch.broadcast_shapes(*(lens.batch_shape or (1,) for lens in lenses))
-    values = [{name: value.expand(shape) for name, value in parameters(lens).items()} for lens in lenses]
-    return replace(first, **{name: torch.stack([value[name] for value in values]) for name in values[0]})  # type: ignore[type-var]
+    values = [{name: value.expand(shape) for name, value in tensors(lens).items()} for lens in lenses]
+    return remade(first, {name: torch.stack([value[name] for value in values]) for name in values[0]})
 
 
 def joined(first: Lens, count: int, second: Lens, other_count: int) -> Lens:  # [(B,) V], [(B,) R] -> [(B,) V + R]
@@ -68,14 +61,14 @@ def joined(first: Lens, count: int, second: Lens, other_count: int) -> Lens:  # 
         raise invalid(
             "lens", "of one kind and size for cameras that are joined", f"{kind(first)} and {kind(second)}", fix
         )
-    others = parameters(second)
-    pairs = {name: (value, others[name]) for name, value in parameters(first).items()}
+    others = tensors(second)
+    pairs = {name: (value, others[name]) for name, value in tensors(first).items()}
     if not first.batch_shape and not second.batch_shape and all(torch.equal(a, b) for a, b in pairs.values()):
         return first
     lead = torch.broadcast_shapes(first.batch_shape[:-1], second.batch_shape[:-1])
     ours, theirs = (*lead, count), (*lead, other_count)
     values = {name: torch.cat((a.expand(ours), b.expand(theirs)), dim=-1) for name, (a, b) in pairs.items()}
-    return replace(first, **values)  # type: ignore[type-var]
+    return remade(first, values)
 
 
 def in_row(lenses: Sequence[Lens], counts: Sequence[int]) -> Lens:  # [(B,) sum of counts]

@@ -8,11 +8,12 @@ the leading ones of pixels and points. Values and gradients are finite for every
 `valid` is False, the ray is (0, 0, 1) and the pixel is the principal point.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,10 +30,7 @@ from merope.geometry.lens_parameters import (
     settle_parameters,
 )
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-AnyLens = TypeVar("AnyLens", bound="DataclassInstance")
+AnyLens = TypeVar("AnyLens", bound="Batched")
 
 MAX_PLANE_RADIUS = 1e3  # focal lengths from the principal point, 89.94 degrees for a pinhole; powers overflow beyond
 MIN_DEPTH = 1e-6  # smallest divisor of a unit direction: below, float32 rounding decides the pixel
@@ -67,8 +65,38 @@ class Lens(Batched, Protocol):
 
 def moved(lens: AnyLens, target: torch.device | torch.dtype | str) -> AnyLens:
     """The same lens with its parameters on another device or in another precision."""
+    if isinstance(target, torch.dtype):  # a rounded lens is another one
+        rounded = {name: value.to(target) for name, value in parameters(lens).items()}
+        return replace(lens, **rounded)  # type: ignore[type-var]
+    return remade(lens, {name: value.to(target) for name, value in tensors(lens).items()})
+
+
+def parameters(lens: Batched) -> dict[str, Tensor]:
+    """What a lens is made of but for its size; each broadcasts to batch_shape."""
+    assert is_dataclass(lens)
     values = {f.name: getattr(lens, f.name) for f in fields(lens) if f.init}
-    return replace(lens, **{name: v.to(target) for name, v in values.items() if isinstance(v, Tensor)})
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def tensors(lens: Batched) -> dict[str, Tensor]:
+    """Its parameters, and what a lens of the library has derived of them; each broadcasts to batch_shape."""
+    if not isinstance(lens, FocalLens):
+        return parameters(lens)
+    return {name: value for name, value in vars(lens).items() if isinstance(value, Tensor)}
+
+
+def remade(lens: AnyLens, changed: dict[str, Tensor]) -> AnyLens:
+    """The lens with other tensors, picked from those of lenses that were checked when they were made.
+
+    A lens of the library is not checked again, and nothing is derived again: on a GPU the host would wait for it.
+    """
+    if not isinstance(lens, FocalLens):
+        return replace(lens, **changed)  # type: ignore[type-var]
+    copied = copy.copy(lens)
+    for name, value in changed.items():
+        object.__setattr__(copied, name, value)
+    object.__setattr__(copied, "batch_shape", torch.broadcast_shapes(*(value.shape for value in changed.values())))
+    return copied
 
 
 def aligned(lens: Batched, like: Tensor, *names: str) -> tuple[Tensor, ...]:  # [*batch, ...] -> each [*batch, 1, ...]

@@ -19,7 +19,7 @@ from merope.datasets.mixture import MixedSource, Sourced, joined, source_curatio
 from merope.datasets.world_data import UndrawnClip, WorldData, WorldSource
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import kind, parameters, stacked
+from merope.geometry.lens_batches import changed, kind, stacked
 from merope.geometry.lenses import Lens
 from merope.train.clip_streams import (
     ClipStream,
@@ -96,7 +96,7 @@ def _joined(parts: Sequence[Examples]) -> Examples:
 
 
 def _of_one_clip(lens: Lens) -> Lens:  # [1, 1] or [1, T] -> [1] or [T]
-    return replace(lens, **{name: value[0] for name, value in parameters(lens).items() if value.ndim == 2})  # type: ignore[type-var]
+    return changed(lens, lambda value: value[0] if value.ndim == 2 else value)
 
 
 def mixed_stream(config: TrainConfig, data: MixtureData, model: Model, share: Share) -> ClipStream:

@@ -1,6 +1,5 @@
 """Sample videos of a run: what the first held-out clip should look like, what the model makes of it, and the path."""
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from merope.formats.video import as_bytes, write_video
 from merope.generate.base_video import BaseVideo
 from merope.generate.causal_clips import streamed_latents
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import parameters
+from merope.geometry.lens_batches import changed
 from merope.train.model import Model
 from merope.train.objective import Noised
 from merope.train.streams import Examples
@@ -103,10 +102,9 @@ def denoised_latents(
 
 def only_clip(cameras: Cameras) -> Cameras:  # [1, T] -> [T]
     """The cameras of a batch of one clip, without the batch."""
-    lens = cameras.lens
-    if len(lens.batch_shape) == 2:
-        values = {name: value.expand(lens.batch_shape)[0] for name, value in parameters(lens).items()}
-        lens = replace(lens, **values)  # type: ignore[type-var]
+    lens, shape = cameras.lens, cameras.lens.batch_shape
+    if len(shape) == 2:
+        lens = changed(lens, lambda value: value.expand(shape)[0])
     return Cameras(cameras.world_from_camera[0], lens, plan_dtype=cameras.dtype, views=cameras.views)
 
 

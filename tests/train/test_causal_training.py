@@ -21,8 +21,7 @@ from merope.commands.models import _driving_command
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.strides import VideoStrides
 from merope.geometry.cameras import Cameras
-from merope.geometry.lens_batches import parameters
-from merope.geometry.lenses import Lens
+from merope.geometry.lenses import Lens, parameters
 from merope.train.build import build_stream
 from merope.train.config import ModelSection, TrainConfig
 from merope.train.loop import train
