@@ -1,4 +1,4 @@
-"""Several ranks on one machine, joined by gloo."""
+"""Processes with nothing behind them, and several of them as ranks that gloo joins."""
 
 import os
 import socket
@@ -7,28 +7,39 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["merope.train.loop", "merope.adapters.saving", "diffusers.models.transformers.transformer_wan"]
+import torch
+
+LIBRARIES = ["merope.train.loop", "merope.adapters.saving", "diffusers.models.transformers.transformer_wan"]
+
+
+def clean_process(work: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """A process, not begun yet, that runs work(*arguments) with torch on one thread.
+
+    It is forked from a server that has imported the libraries and done nothing else. A process that has run other
+    tests has their threads, too, and a rank that was forked from such a process has died in malloc.
+    """
+    server = get_context("forkserver")
+    server.set_forkserver_preload(LIBRARIES)
+    return server.Process(target=_on_one_thread, args=(work, arguments))
+
+
+def _on_one_thread(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    work(*arguments)
 
 
 def run_ranks(count: int, work: Callable[..., None], *arguments: Any) -> None:
-    """Run work(*arguments) on `count` ranks as torchrun would start them; fails if any of them fails.
-
-    The ranks are forked from a server that has imported the libraries and done nothing else. A process that has run
-    other tests has their threads, too, and a rank that was forked from such a process has died in malloc.
-    """
+    """Run work(*arguments) on `count` ranks as torchrun would start them; fails if any of them fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = get_context("forkserver")
-    server.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder) / str(rank) for rank in range(count)]
-        ranks = [
-            server.Process(target=_rank, args=(rank, count, port, said[rank], work, arguments)) for rank in range(count)
-        ]
+        ranks = [clean_process(_rank, rank, count, port, said[rank], work, arguments) for rank in range(count)]
         for process in ranks:
             process.start()
         for process in ranks:

@@ -289,7 +289,6 @@ def test_a_run_of_which_no_checkpoint_can_be_read_does_not_begin_anew(newest: Pa
 
 
 def train_two_steps(out: Path, *changes: str) -> None:
-    torch.set_num_threads(1)
     train(tiny_config(out, "run.checkpoint_every=1", "run.steps=2", *changes))
 
 

@@ -30,7 +30,6 @@ def whole(name: str) -> list[torch.Tensor]:
 
 
 def split(names: tuple[str, ...], folder: Path) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     shards = FrameShards(dist.group.WORLD, FRAMES)
     own, times = shards.own_tokens(TOKENS), torch.arange(FRAMES)

@@ -135,7 +135,6 @@ def test_stopping_and_going_on_changes_nothing(causal: Path, distilled: Path, tm
 
 
 def learn(causal: Path, out: Path) -> None:
-    torch.set_num_threads(1)
     smooth = ("optimiser.learning_rate=0.01", "optimiser.epsilon=0.01")  # updates in proportion to gradients
     train(few_step_config(causal, out, "run.steps=1", "run.micro_batch=2", *smooth))
 

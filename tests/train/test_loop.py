@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from merope.train.objective import VALIDATION, Noised
 from merope.train.optimisers import build_optimisers, learning_rate, moving_average, update_average
 from merope.train.parallel import Ranks
 from merope.train.streams import Examples, WorldStream
+from tests.train.ranks import clean_process
 from tests.train.tiny_runs import tiny_config
 
 
@@ -110,7 +110,7 @@ def test_a_killed_run_leaves_whole_checkpoints_and_goes_on_exactly(tmp_path: Pat
     folder = tmp_path / "killed" / "checkpoints"
     begun = 0
     for wait_s in (0.0, 0.013, 0.171):
-        process = get_context("fork").Process(target=train, args=(tiny_config(tmp_path / "killed", *often),))
+        process = clean_process(train, tiny_config(tmp_path / "killed", *often))
         process.start()
         while process.is_alive() and len(checkpoint.complete(folder)) < begun + 2:
             time.sleep(0.002)

@@ -117,7 +117,6 @@ def stream(config: TrainConfig, model: Model, rank: int = 0, ranks: int = 1, mic
 
 
 def learn(files: Path, out: Path, *changes: str) -> None:
-    torch.set_num_threads(1)
     train(mixture(files, out, *changes))
 
 

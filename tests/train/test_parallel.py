@@ -58,7 +58,6 @@ def last_losses(out: Path) -> list[float]:
 
 
 def learn(out: Path, *changes: str) -> None:
-    torch.set_num_threads(1)
     train(tiny_config(out, *SMOOTH, *changes))
 
 
@@ -109,7 +108,6 @@ def test_mesh_sizes_fill_the_ranks_or_are_refused() -> None:
 
 
 def stop_the_second_rank(out: Path) -> None:
-    torch.set_num_threads(1)
     log.STALL_S = 0.3
     if os.environ["RANK"] == "1":
         train_step = loop.train_step

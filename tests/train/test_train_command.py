@@ -225,7 +225,6 @@ def test_a_stop_reaches_the_workers_too_and_loses_nothing(
 
 
 def learn(root: Path, out: Path, *changes: str) -> None:
-    torch.set_num_threads(1)
     train(file_config(root, out, *changes))
 
 
