@@ -1,6 +1,6 @@
 """What a causal model loses by its own past: its blocks after true blocks, and after those that it made.
 
-    python benchmarks/own_past.py [--model FOLDER] [--worlds 2] [--out benchmarks/results/own-past.json]
+    python benchmarks/own_past.py [--model FOLDER] [--worlds 2] [--name TEXT] [--out benchmarks/results/own-past.json]
 
 Three paths in each of some worlds that no model was trained on, from the same noise twice. Of every block: PSNR, and
 sharpness (squared steps from a pixel to its neighbours, over those of the true frames), means over the clips. Those of

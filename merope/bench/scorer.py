@@ -88,9 +88,13 @@ class Scorer:
         self.failures: list[Exception] = []
 
     def begin_floors(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:
-        """Start on the floors of tests that are not known yet: they need no row, and a row takes minutes to train."""
+        """Start on the floors of tests that are not known yet: they need no row, and a row takes minutes to train.
+
+        One that failed is tried again. If it fails for good, its row says so when it comes to that test.
+        """
         with self._lock:
             for test in tests:
+                self._failed_floors.pop(floor_file(config, test), None)
                 self._has_floor(config, test)
 
     def add(self, config: TrainConfig, tests: Sequence[WorldTest]) -> None:

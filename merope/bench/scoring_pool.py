@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -129,4 +129,5 @@ def _begin_worker() -> None:
     os.nice(WORKER_NICENESS)
     from merope.bench.scores import scoring_device
 
-    torch.empty(1, device=scoring_device())  # reads the GPU's libraries, too
+    with suppress(RuntimeError):  # a full GPU: its jobs will say so, where an error here would end all processes
+        torch.empty(1, device=scoring_device())  # reads the GPU's libraries, too

@@ -293,6 +293,9 @@ class TrainConfig:
         if not objective.prefix_frames or objective.prefix_dropout:
             got = f"prefix_frames {objective.prefix_frames}, prefix_dropout {objective.prefix_dropout}"
             raise invalid(f"objective {name}", "a prefix in every clip", got, "a judge sees the block before, too")
+        if objective.own_past:
+            fix = "train with one, then with the other: a judge sees the true block before"
+            raise invalid(f"objective.own_past {name}", "0", objective.own_past, fix)
 
     def _check_history(self) -> None:
         path = None if self.branch == "none" else self.branch.history
@@ -341,4 +344,4 @@ def _falls_from_noise(levels: tuple[float, ...]) -> bool:
 
 def _probability(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise invalid(name, "in [0, 1]", value, "it is a share of clips")
+        raise invalid(name, "in [0, 1]", value, "it is a share: 0.5 is every second one, drawn by chance")

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from merope.errors import invalid
 from merope.formats.writing import replace_text
 from merope.train import checkpoint, parallel
-from merope.train.adversary import LOSS
+from merope.train.adversary import LOSS, Part
 from merope.train.build import build_stream
 from merope.train.config import TrainConfig
 from merope.train.context import ContextParallel
@@ -183,12 +183,16 @@ def validate(config: TrainConfig, model: Model, stream: Stream, ranks: Ranks) ->
     model.learner.zero_grad()  # what a graph keeps takes the place of the last step's gradients
     with torch.set_grad_enabled(config.model.compile and ranks.world_size == 1):  # or it would be compiled once more
         for examples in stream.held_out(config.run.validation_clips):
-            parts = [part.detach() for _, part in loss_parts(config, model, examples, VALIDATION)]
-            per_clip += torch.stack(parts).sum(0).tolist()
+            parts = map(_without_graph, loss_parts(config, model, examples, VALIDATION))
+            per_clip += torch.stack(list(parts)).sum(0).tolist()
             sources += examples.sources
     total, count, *of_sources = ranks.sum([sum(per_clip), len(per_clip), *_source_sums(config, sources, per_clip)])
     loss = total / (count / config.parallel.context)  # ranks that share a clip have counted it each
     return {"validation_loss": loss, **_source_numbers(config, "validation_loss", of_sources)}
+
+
+def _without_graph(part: Part) -> Tensor:  # so that the graph of one part is gone before the next is made
+    return part[1].detach()
 
 
 def _source_sums(config: TrainConfig, sources: Sequence[int], per_clip: Sequence[float]) -> list[float]:

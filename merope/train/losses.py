@@ -26,11 +26,15 @@ from merope.train.streams import Examples
 def loss_parts(config: TrainConfig, model: Model, examples: Examples, step: int) -> Iterator[Part]:
     """What is learnt of a micro-batch. Parts named `LOSS` add up to the loss of every clip."""
     if config.distillation is not None:
-        yield from ((LOSS, part) for part in few_step_losses(config, model, examples, step))
+        yield from map(_as_loss, few_step_losses(config, model, examples, step))
     elif model.judge is None or step == VALIDATION:
         yield LOSS, clip_losses(config, model, examples, step)
     else:
         yield from adversary_parts(config, model, examples, step)
+
+
+def _as_loss(part: Tensor) -> Part:  # not a loop's variable, which would hold a part's graph while the next is made
+    return LOSS, part
 
 
 def clip_losses(config: TrainConfig, model: Model, examples: Examples, step: int) -> Tensor:  # [B]

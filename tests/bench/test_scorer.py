@@ -215,6 +215,41 @@ def test_a_floor_is_written_though_the_row_that_asked_for_it_failed(tmp_path: Pa
     assert not scorer._floors
 
 
+def test_a_floor_that_failed_during_the_training_costs_its_row_nothing(tmp_path: Path) -> None:
+    """It is tried again when the row is there, and may then succeed."""
+    config, pool = tiny_config(tmp_path / "row"), ByHand()
+    config.run.out.mkdir()
+    scorer = Scorer(pool, None)
+    scorer.begin_floors(config, TESTS)
+    for job, future in pool.jobs:
+        if job.test == TESTS[-1]:
+            future.set_exception(OSError("no world"))
+    pool.end()
+    scorer.finish(wait=False)
+    scorer.add(config, TESTS)
+    pool.end()
+    scorer.finish(wait=True)
+    assert not scorer.failures
+    assert [result["row"] for result in scorer.written] == ["row"]
+
+
+def test_a_floor_of_the_sweep_that_fails_for_good_costs_its_row_that_test_alone(tmp_path: Path) -> None:
+    config, pool = tiny_config(tmp_path / "row"), ByHand()
+    config.run.out.mkdir()
+    scorer = Scorer(pool, None)
+    scorer.begin_floors(config, TESTS)
+    for begin in (lambda: None, lambda: scorer.add(config, TESTS)):
+        begin()
+        for job, future in pool.jobs:
+            if job.test == TESTS[-1] and job.videos is None and not future.done():
+                future.set_exception(OSError("no world"))
+        pool.end()
+        scorer.finish(wait=False)
+    assert [str(error) for error in scorer.failures] == ["no world"]
+    kept = json.loads((config.run.out / "scores.json").read_text())
+    assert [part["test"]["stretch"] for part in (kept, *kept["sweep"])] == [1.0, 2.0]
+
+
 def test_a_floor_that_fails_is_said_once_and_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool, configs = ByHand(), [tiny_config(tmp_path / name) for name in ("first", "second")]
     scorer = Scorer(pool, None)

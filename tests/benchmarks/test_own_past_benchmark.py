@@ -2,11 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from latent_folder import write_latent_model
+from latent_folder import CLIPS, STEPS, write_latent_model
+
+from merope.world.clips_file import write_clips
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import own_past
@@ -22,9 +25,10 @@ def command(model: Path, out: Path, *more: str) -> None:
 
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Blocks of one latent frame, the first two given, one made."""
+    """Blocks of one latent frame, the first two given, two made."""
     folder = tmp_path_factory.mktemp("causal")
     write_latent_model(folder)
+    write_clips(folder, replace(CLIPS, frames=13), STEPS)
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(
         json.dumps(index | {"causal_block_frames": 1, "denoising_levels": [1, 0.5]})
@@ -38,11 +42,12 @@ def test_every_block_is_measured_after_either_past(causal: Path, tmp_path: Path)
         command(causal, out, "--name", name)
     (row,) = json.loads(out.read_text())  # the same weights are written over
     assert (row["name"], row["clips"]) == ("again", 3)
-    (block,) = row["blocks"]
-    assert list(block) == WAYS
-    # The only block that is made comes after given ones, which are the same in either past.
-    assert block["after true blocks"] == block["after its own blocks"]
-    assert block["VAE alone"] != block["after true blocks"]
+    first, second = row["blocks"]
+    assert list(first) == list(second) == WAYS
+    # The first block that is made comes after given ones, which are the same in either past.
+    assert first["after true blocks"] == first["after its own blocks"]
+    assert second["after true blocks"] != second["after its own blocks"]
+    assert first["VAE alone"] != first["after true blocks"]
 
 
 def test_true_frames_have_the_sharpness_of_true_frames() -> None:

@@ -201,6 +201,7 @@ def test_a_judge_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: p
         (("adversary.judge_first=-1",), r"adversary\.judge_first must be at least 0"),
         (("objective.prefix_frames=0",), r"a prefix in every clip"),
         (("objective.prefix_dropout=0.1",), r"a prefix in every clip"),
+        (("objective.own_past=0.5", "objective.levels=[1.0, 0.5]"), r"own_past with \[adversary\] must be 0"),
         (("objective.levels=[0.9, 0.5]",), r"objective\.levels must be noise levels at which steps begin"),
         (("objective.levels=[1.0, 0.5, 0.5]",), r"objective\.levels must be"),
         (("objective.levels=[1.0, 0.0]",), r"objective\.levels must be"),

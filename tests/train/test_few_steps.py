@@ -15,9 +15,10 @@ from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.build import build_stream
 from merope.train.config import TrainConfig
 from merope.train.few_steps import BlockClips, few_step_losses, rolled_out
-from merope.train.loop import train
+from merope.train.loop import train, train_step, validate
 from merope.train.model import build_model
 from merope.train.objective import noise_levels
+from merope.train.optimisers import build_optimisers
 from merope.train.parallel import Ranks
 from merope.train.samples import only_clip
 from merope.train.toml_config import read_config
@@ -85,6 +86,41 @@ def test_a_rollout_after_a_given_past_does_not_see_its_own_blocks(causal: Path, 
     assert not torch.allclose(last_block(clips, None), last_block(other, None), atol=1e-5)
     own = rolled_out(model.transformer, clips, LEVELS)[-1]
     assert torch.equal(last_block(clips, own), last_block(clips, None))
+
+
+class Saved:
+    """Bytes that graphs hold for their backward pass: now, and at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def pack(self, tensor: torch.Tensor) -> "Saved.Held":
+        return Saved.Held(self, tensor)
+
+    class Held:
+        def __init__(self, count: "Saved", tensor: torch.Tensor) -> None:
+            self.count, self.tensor = count, tensor.detach()  # or an output would hold its own graph
+            count.now += tensor.nbytes
+            count.most = max(count.most, count.now)
+
+        def __del__(self) -> None:
+            self.count.now -= self.tensor.nbytes
+
+
+def test_validation_with_gradients_holds_the_graph_of_one_step_at_a_time(causal: Path, tmp_path: Path) -> None:
+    config = few_step_config(causal, tmp_path, "run.validation_clips=4", "run.batch_size=4")
+    model, ranks = build_model(config, CPU, sharded=False), Ranks(0, 1, CPU)
+    stream, compiled = build_stream(config, model, ranks), replace(config, model=replace(config.model, compile=True))
+    peaks = []
+    for work in (
+        lambda: train_step(config, model, stream, build_optimisers(config, model.learner), ranks, 0),
+        lambda: validate(compiled, model, stream, ranks),
+    ):
+        saved = Saved()
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda held: held.tensor):
+            work()
+        peaks.append(saved.most)
+    assert 0 < peaks[1] <= 1.01 * peaks[0]
 
 
 def test_a_student_that_does_as_its_teacher_has_no_loss(causal: Path, tmp_path: Path) -> None:

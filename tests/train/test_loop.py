@@ -372,10 +372,10 @@ def test_a_run_whose_rate_falls_has_a_fixed_end(tmp_path: Path) -> None:
         train(tiny_config(tmp_path, "run.steps=4", *options))
 
 
-def test_a_compiled_model_is_validated_by_the_graph_it_is_trained_with(
+def test_a_compiled_model_is_validated_with_gradients_recorded_and_none_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gradients are only recorded: nothing is left of them, and the loss is the same."""
+    """As in training, so that nothing is compiled twice. The loss is the same; gradients of the last step make room."""
     plain = tiny_config(tmp_path, "run.validation_clips=2")
     compiled = replace(plain, model=replace(plain.model, compile=True))
     ranks, modes = Ranks(0, 1, torch.device("cpu")), []
@@ -387,6 +387,8 @@ def test_a_compiled_model_is_validated_by_the_graph_it_is_trained_with(
         return clip_losses(*arguments)
 
     monkeypatch.setattr("merope.train.losses.clip_losses", watched)
+    for parameter in model.learner.parameters():
+        parameter.grad = torch.ones_like(parameter)
     recorded, unrecorded = (loop.validate(config, model, stream, ranks) for config in (compiled, plain))
     assert recorded == pytest.approx(unrecorded, rel=1e-6)  # a CPU may have kernels of its own for either
     assert modes == [True, True, False, False]  # two micro-batches each
