@@ -15,6 +15,7 @@ from merope.train.losses import clip_losses
 from merope.train.model import Model
 from merope.train.objective import VALIDATION, Noised, clip_generator
 from merope.train.own_past import own_past_levels, with_own_past
+from tests.train.ranks import run_ranks
 from tests.train.test_causal_training import (
     CPU,
     STEP,
@@ -23,6 +24,7 @@ from tests.train.test_causal_training import (
     noised_as_in_training,
     perturbed_model,
 )
+from tests.train.test_parallel import SMOOTH, assert_same_weights
 
 LEVELS = (0.9, 0.5)
 
@@ -120,6 +122,13 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
     rows = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("whole", "parts")]
     first, second = ([json.loads(line)["loss"] for line in lines] for lines in rows)
     assert first == second
+
+
+def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
+    steps = ("run.steps=2", *SMOOTH)
+    train(own_past_config(tmp_path / "one", *steps))
+    run_ranks(2, train, own_past_config(tmp_path / "two", *steps, "parallel.shard=2"))
+    assert_same_weights(tmp_path / "two" / "trained", tmp_path / "one" / "trained")
 
 
 @pytest.mark.parametrize(
