@@ -82,8 +82,8 @@ def takes_wide_tiles(queries_per_camera: int, visible: bool) -> bool:
     Plans in which cameras see a part of the keys have tiles of 128 alone.
     """
     # Times in eighths of a tile of 128. One of 64 or fewer takes little less, as it turns every key, too: 144 queries
-    # as 128 + 16 take 1.9 times the time of 128. A tile of 144 takes 0.68 to 0.83 of that
-    # (benchmarks/results/kernel-choices-wide-h200.json).
+    # as 128 + 16 take 1.9 times the time of 128. A tile of 144 takes 0.68 to 0.83 of that with 64 cameras or more, and
+    # with 8 clips of 13; 0.87 to 0.98 with one clip of 13 (benchmarks/results/kernel-choices-wide-h200.json).
     full, rest = divmod(queries_per_camera, ROWS)
     narrow = 8 * full + (8 if rest > ROWS // 2 else 7 if rest else 0)
     wide = 12 * math.ceil(queries_per_camera / WIDE_ROWS)
