@@ -14,7 +14,9 @@ import matplotlib.pyplot as plt
 
 from merope.bench.groups import WORLD
 from merope.bench.intervals import interval
-from merope.bench.table import COLUMNS, EVERY_CLIP, Row, read_rows
+from merope.bench.measured_rows import Row
+from merope.bench.table import read_rows
+from merope.bench.table_cells import COLUMNS, EVERY_CLIP
 from merope.evaluate.summary import Interval
 
 MARKED = "merope"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from merope.bench.groups import BENCHMARKS
 from merope.bench.intervals import RESAMPLES, Grid, difference, interval
-from merope.bench.table import BEGIN, END, Row, read_rows, tables, verdict, write_tables
+from merope.bench.measured_rows import Row
+from merope.bench.table import BEGIN, END, read_rows, tables, verdict, write_tables
 from merope.cli import main
 from merope.commands.bench import add_bench
 from merope.evaluate.summary import Interval
