@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from merope.bench.cost_table import cost_table
 from merope.bench.groups import WORLD, Groups
 from merope.bench.intervals import difference, interval
 from merope.bench.measured_rows import Row, check_alike
@@ -55,7 +56,7 @@ def _read_seed(file: Path) -> Row:
 
 
 def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WORLD) -> str:
-    """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured.
+    """All tables in Markdown, each group with the rows that are still open, then the sweep and what rows cost.
 
     All rows are compared with one row. A group that has its own (long-merope for merope, or history-none) is compared
     with that.
@@ -71,9 +72,9 @@ def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WO
             parts.append(group_table(measured, own[0] if own else rows.get(against)))
         if missing:
             parts.append("Open: " + ", ".join(missing) + ".")
-    return (
-        "\n\n".join([*parts, *_lens_table(rows), "### Beyond the training scale", _sweep_table(rows, against)]) + "\n"
-    )
+    sweep = ["### Beyond the training scale", _sweep_table(rows, against)]
+    cost = ["### What the rows cost", cost_table(rows)]
+    return "\n\n".join([*parts, *_lens_table(rows), *sweep, *cost]) + "\n"
 
 
 def _about(rows: Mapping[str, Row]) -> str:

@@ -128,6 +128,10 @@ def line_of(text: str, row: str) -> str:
     return next(line for line in text.splitlines() if line.replace("*", "").startswith(f"| {row} |"))
 
 
+def sweep_of(text: str) -> str:
+    return text.partition("### Beyond the training scale")[2].partition("###")[0]
+
+
 def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_result(tmp_path, "merope", seed, 2.0, stretches=(1.0, 2.0))
@@ -158,7 +162,7 @@ def test_tables_compare_with_merope_and_say_what_is_open(tmp_path: Path) -> None
     assert "Open: mixed-lenses-gta, mixed-lenses-prope, mixed-lenses-ucpe, mixed-lenses-raynova, " in text
     assert "24 clips of 8 unseen worlds" in text
     assert "rot 0.125°" in text
-    sweep = text.split("### Beyond the training scale")[1]
+    sweep = sweep_of(text)
     assert "| **merope** | ×1 | 2 | 8 |" in sweep
     assert "| **merope** | ×2 | 2 | 8 |" in sweep
     assert "gta" not in sweep
@@ -188,7 +192,7 @@ def test_a_sweep_compares_at_every_stretch_and_with_the_seeds_that_have_it(tmp_p
     write_result(tmp_path, "ucpe", 0, 2.0, stretches=(1.0, 2.0), validation_loss=None)
     text = tables(read_rows(tmp_path))
     assert "| ucpe | one | 3,000 | – |" in text
-    sweep = text.split("### Beyond the training scale")[1]
+    sweep = sweep_of(text)
     lines = {tuple(line.replace("*", "").split(" | ")[:3]): line for line in sweep.splitlines()}
     assert lines["| gta", "×2", "2"].count("MeRoPE higher") == 2
     assert lines["| gta", "×8", "1"].endswith("| another test | another test |")
@@ -196,7 +200,7 @@ def test_a_sweep_compares_at_every_stretch_and_with_the_seeds_that_have_it(tmp_p
     assert lines["| ucpe", "×2", "1"].count("not separated") == 2
     part = write_result(tmp_path, "ucpe", 0, 2.0, stretches=(1.0, 2.0), worlds=5)["sweep"]
     write_result(tmp_path, "ucpe", 0, 2.0, sweep=part)  # its sweep is of fewer worlds
-    sweep = tables(read_rows(tmp_path)).split("### Beyond the training scale")[1]
+    sweep = sweep_of(tables(read_rows(tmp_path)))
     assert next(line for line in sweep.splitlines() if line.startswith("| ucpe | ×2")).count("another test") == 2
     write_result(tmp_path, "ucpe", 1, 2.0, stretches=(1.0, 2.0))
     with pytest.raises(ValueError, match="test ×2 of ucpe must be the same for all seeds"):
@@ -254,6 +258,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], str]:
         lambda result: json.dumps(result | {"sweep": 3}),
         lambda result: json.dumps(result | {"clips": {"a": {}}}),
         lambda result: json.dumps(result | {"validation_loss": "low"}),
+        lambda result: json.dumps(result | {"trained_s": "long"}),
         *(without(key) for key in ("row", "seed", "steps", "data", "sweep", "test", "clips", "validation_loss")),
         without("test", "worlds"),
         without("rows", "floor"),
