@@ -1,16 +1,14 @@
-"""The tables of the world benchmark, from the results files of its rows: what is measured, and what is open.
-
-A verdict comes from an interval and from nothing else.
-"""
+"""The tables of the world benchmark, from the results files of its rows: what is measured, and what is open."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from merope.bench.comparisons import Comparison, compare, in_words
 from merope.bench.cost_table import cost_table
 from merope.bench.groups import WORLD, Groups
-from merope.bench.intervals import difference, interval
+from merope.bench.intervals import interval
 from merope.bench.measured_rows import Row, check_alike
 from merope.bench.table_cells import (
     COLUMNS,
@@ -24,7 +22,6 @@ from merope.bench.table_cells import (
     markdown_table,
 )
 from merope.errors import invalid
-from merope.evaluate.summary import Interval
 
 BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
 
@@ -100,39 +97,22 @@ def _about(rows: Mapping[str, Row]) -> str:
 
 
 def group_table(rows: Sequence[Row], against: Row | None) -> str:
-    """Rows with their numbers and, if there is one to compare with, how far they are from it."""
+    """Rows with their numbers and, if there is one to compare with, how far they are from it, also in words."""
     returns = RETURNS if any(row.takes_history for row in rows) else {}
     columns = COLUMNS | returns | (STRANGERS if all(row.is_seen_by_strangers for row in rows) else {})
     metrics = (*COMPARED, *returns)
     title = [] if against is None else [f"{columns[metric]} − {against.name}" for metric in metrics]
+    every: list[Comparison] = []
     lines = [["row", "seeds", "steps", "held-out loss", *columns.values(), "measured clips", "lost frames", *title]]
     for row in rows:
         numbers = [cell(interval(row.grid(metric))) for metric in columns]
         seeds = "one" if len(row.seeds) == 1 else str(len(row.seeds))
         loss = "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
         about = [bold(row.name, row is against), seeds, f"{row.any_seed['steps']:,}", loss]
-        compared = [] if against is None else [_comparison(row, against, metric) for metric in metrics]
-        lines.append([*about, *numbers, row.measured(), row.lost(), *compared])
-    return markdown_table(lines)
-
-
-def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> str:
-    if row is against:
-        return "–"
-    if not row.is_comparable(against, stretch):
-        return "another test"
-    apart = difference(row.grid(metric, stretch), against.grid(metric, stretch))
-    if apart is None:
-        return "no common seed"
-    return "–" if math.isnan(apart.mean) else f"{cell(apart, sign='+')}: {verdict(apart, against.name)}"
-
-
-def verdict(row_minus_other: Interval, other: str) -> str:
-    """What an interval of the difference allows to say."""
-    name = "MeRoPE" if other.endswith("merope") else other
-    if row_minus_other.low > 0.0:
-        return f"{name} lower"
-    return f"{name} higher" if row_minus_other.high < 0.0 else "not separated"
+        compared = [] if against is None else [compare(row, against, metric) for metric in metrics]
+        lines.append([*about, *numbers, row.measured(), row.lost(), *(one.cell for one in compared)])
+        every += compared
+    return "\n\n".join([markdown_table(lines), *in_words(every)])
 
 
 def _lens_table(rows: Mapping[str, Row]) -> list[str]:
@@ -152,10 +132,11 @@ def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
     if not swept:
         return "Open: no row has been tested on stretched paths."
     other = rows.get(against)
-    apart = [] if other is None else [f"{COLUMNS[metric]} − {against}" for metric in EVERY_CLIP]
+    title = [] if other is None else [f"{COLUMNS[metric]} − {against}" for metric in EVERY_CLIP]
     numbered = [COLUMNS[metric] for metric in SWEPT]
     counted = ["measured clips", "lost frames", "floor: metric tr %"]
-    lines = [["row", "stretch", "seeds", "worlds", *numbered, *counted, *apart]]
+    lines = [["row", "stretch", "seeds", "worlds", *numbered, *counted, *title]]
+    every: list[Comparison] = []
     for row in swept:
         for stretch in row.stretches:
             numbers = [cell(interval(row.grid(metric, stretch))) for metric in SWEPT]
@@ -163,10 +144,11 @@ def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
             part = row.part(seeds[0], stretch)
             floor = part["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
             about = [bold(row.name, row is other), f"×{stretch:g}", str(len(seeds)), str(part["test"]["worlds"])]
-            compared = [] if other is None else [_comparison(row, other, metric, stretch) for metric in EVERY_CLIP]
+            compared = [] if other is None else [compare(row, other, metric, stretch) for metric in EVERY_CLIP]
             counts = [row.measured(stretch), row.lost(stretch), f"{floor:.3f}"]
-            lines.append([*about, *numbers, *counts, *compared])
-    return markdown_table(lines)
+            lines.append([*about, *numbers, *counts, *(one.cell for one in compared)])
+            every += compared if stretch != 1.0 else []  # that of the benchmark itself is above
+    return "\n\n".join([markdown_table(lines), *in_words(every)])
 
 
 def write_tables(text: str, file: Path) -> None:

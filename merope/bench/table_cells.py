@@ -20,6 +20,8 @@ RETURNS = {"late_psnr_db": "late PSNR dB", "recalled_psnr_db": "recalled PSNR dB
 given frame shows but that drive did."""
 EVERY_CLIP = ("auc_10", "psnr_db")
 """Metrics that every clip has, however badly it follows."""
+BETTER = {"cammc": "lower"} | dict.fromkeys((*EVERY_CLIP, *RETURNS), "higher")
+"""Which way is better, for the metrics that rows are compared by."""
 SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
 COMPARED = ("cammc", *EVERY_CLIP)
 """CamMC is of the clips that both rows followed well enough to be measured; in the AUC the others are misses."""
