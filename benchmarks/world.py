@@ -4,6 +4,7 @@
     merope bench table benchmarks/results/world --out docs/world-benchmark.md
 
     python benchmarks/world.py --benchmark miniature --rows ucpe merope direction-phases --seeds 0 1 2
+    merope bench table benchmarks/results/miniature --benchmark miniature --out docs/miniature-benchmark.md
 
 Poses are recovered in other processes while the next row is trained: those of every row's own test before those of any
 sweep. A test is written into the results folder within a second after it is scored. When the time is over the row in

@@ -1,6 +1,6 @@
-"""Draws the results of the world benchmark: every row with its interval, and what happens beyond the training scale.
+"""Draws the results of a benchmark: every row with its interval, and what happens beyond the training scale.
 
-python benchmarks/world_picture.py [--results benchmarks/results/world] [--out docs/images]
+python benchmarks/world_picture.py [--benchmark miniature] [--results benchmarks/results/miniature] [--out docs/images]
 """
 
 import argparse
@@ -12,9 +12,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from merope.bench.groups import WORLD
+from merope.bench.groups import BENCHMARKS, Groups
 from merope.bench.intervals import interval
-from merope.bench.table import COLUMNS, EVERY_CLIP, Row, read_rows
+from merope.bench.measured_rows import Row
+from merope.bench.table import read_rows
+from merope.bench.table_cells import BETTER, COLUMNS, COMPARED, EVERY_CLIP
 from merope.evaluate.summary import Interval
 
 MARKED = "merope"
@@ -22,7 +24,6 @@ SWEPT = {
     MARKED: {"color": "tab:blue", "lw": 2.5, "zorder": 3},
     "none": {"color": "0.6", "lw": 1.2, "ls": "--"},
 }
-BETTER = {"cammc": "lower", "auc_10": "higher", "psnr_db": "higher"}
 
 
 def reach(values: list[Interval]) -> list[list[float]]:  # [2, rows], as matplotlib wants error bars
@@ -31,20 +32,20 @@ def reach(values: list[Interval]) -> list[list[float]]:  # [2, rows], as matplot
     return [[max(0.0, side) if side == side else 0.0 for side in sides] for sides in zip(*pairs, strict=True)]
 
 
-def draw_rows(rows: Mapping[str, Row], out: Path) -> None:
+def draw_rows(rows: Mapping[str, Row], groups: Groups, out: Path) -> None:
     """A dot and a bar per row and metric, in the order of the tables, MeRoPE marked."""
-    names = [name for group in WORLD.values() for name in group if name in rows]
+    names = [name for group in groups.values() for name in group if name in rows]
     places = list(range(len(names)))[::-1]
     size = (10, 1.0 + 0.32 * len(names))
-    figure, panels = plt.subplots(1, len(BETTER), figsize=size, sharey=True, constrained_layout=True)
-    for panel, (metric, better) in zip(panels, BETTER.items(), strict=True):
+    figure, panels = plt.subplots(1, len(COMPARED), figsize=size, sharey=True, constrained_layout=True)
+    for panel, metric in zip(panels, COMPARED, strict=True):
         values = [interval(rows[name].grid(metric)) for name in names]
         for name, place, value, *bars in zip(names, places, values, *reach(values), strict=True):
             colour = "tab:blue" if name == MARKED else "0.35"
             panel.errorbar(value.mean, place, xerr=[[b] for b in bars], fmt="o", color=colour, capsize=3, ms=5)
             if name == MARKED:
                 panel.axvspan(value.low, value.high, color="tab:blue", alpha=0.12, lw=0)
-        panel.set(xlabel=f"{COLUMNS[metric]}, {better} is better")
+        panel.set(xlabel=f"{COLUMNS[metric]}, {BETTER[metric]} is better")
         panel.grid(axis="x", lw=0.4)
     labels = [f"{name} (one seed)" if len(rows[name].seeds) == 1 else name for name in names]
     panels[0].set_yticks(places, labels)
@@ -78,18 +79,19 @@ def draw_sweep(rows: Mapping[str, Row], out: Path) -> None:
 
 def main() -> None:
     """Read the results and draw."""
-    parser = argparse.ArgumentParser(description="draw the results of the world benchmark")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/world"))
+    parser = argparse.ArgumentParser(description="draw the results of a benchmark")
+    parser.add_argument("--benchmark", choices=BENCHMARKS, default="world", help="whose rows are drawn (world)")
+    parser.add_argument("--results", type=Path, help="(benchmarks/results/BENCHMARK)")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
-    rows = read_rows(options.results)
+    rows = read_rows(options.results or Path("benchmarks/results") / options.benchmark)
     options.out.mkdir(parents=True, exist_ok=True)
-    draw_rows(rows, options.out / "world-rows.png")
-    drawn = ["world-rows.png"]
+    drawn = [options.out / f"{options.benchmark}-rows.png"]
+    draw_rows(rows, BENCHMARKS[options.benchmark], drawn[0])
     if any(len(row.stretches) > 1 for row in rows.values()):
-        draw_sweep(rows, options.out / "world-sweep.png")
-        drawn.append("world-sweep.png")
-    print("wrote", ", ".join(str(options.out / name) for name in drawn))
+        drawn.append(options.out / f"{options.benchmark}-sweep.png")
+        draw_sweep(rows, drawn[-1])
+    print("wrote", ", ".join(map(str, drawn)))
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="in this order (those of Table 1)")
     parser.add_argument("--worlds", nargs="+", type=int, default=[0], metavar="NUMBER", help="of the test (0)")
     parser.add_argument("--seed", type=int, default=0, help="of the rows (0)")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/miniature-rows.png"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/miniature-stills.png"))
     options = parser.parse_args()
     write_image(sheet(comparable(options.results, options.seed, options.rows), options.worlds), options.out)
     print(f"wrote {options.out}, {options.out.stat().st_size / 1e6:.2f} MB")

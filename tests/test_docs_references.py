@@ -49,6 +49,23 @@ def test_files_that_the_code_names_exist(folder: str) -> None:
 
 
 @each_page
+def test_links_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", page.read_text())
+    assert [
+        f"{file}#{heading}" for file, heading in links if heading not in headings(page.parent / (file or page.name))
+    ] == []
+
+
+@cache
+def headings(page: Path) -> set[str]:
+    """Headings of a page as GitHub spells them in links."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return {
+        re.sub(r"[^\w\s-]", "", title).strip().lower().replace(" ", "-") for title in re.findall("^#+ (.*)", text, re.M)
+    }
+
+
+@each_page
 def test_functions_are_in_the_files_that_are_named_with_them(page: Path) -> None:
     for name, function in re.findall(r"`([\w/]+\.py): (\w+)`", page.read_text()):
         files = [file for file in FILES if f"/{file}".endswith(f"/{name}")]

@@ -1,122 +1,29 @@
-"""The tables of the world benchmark, from the results files of its rows: what is measured, and what is open.
-
-A verdict comes from an interval and from nothing else.
-"""
+"""The tables of the world benchmark, from the results files of its rows: what is measured, and what is open."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from merope.bench.comparisons import Comparison, compare, in_words
+from merope.bench.cost_table import cost_table
 from merope.bench.groups import WORLD, Groups
-from merope.bench.intervals import Grid, difference, grid, interval
-from merope.bench.result_files import Result, parts_of
+from merope.bench.intervals import interval
+from merope.bench.measured_rows import Row, check_alike
+from merope.bench.table_cells import (
+    COLUMNS,
+    COMPARED,
+    EVERY_CLIP,
+    RETURNS,
+    STRANGERS,
+    SWEPT,
+    bold,
+    cell,
+    markdown_table,
+)
 from merope.errors import invalid
-from merope.evaluate.summary import Interval
 
-COLUMNS = {
-    "rot_deg": "rot °",
-    "metric_tr_percent": "metric tr %",
-    "cammc": "CamMC",
-    "ate_m": "position m",
-    "auc_10": "AUC@10",
-    "psnr_db": "PSNR dB",
-}
-STRANGERS = {"colmap_percent": "COLMAP registers %", "colmap_rot_deg": "COLMAP rot °"}
-"""Columns of rows whose frames are large enough for COLMAP, which sees the clips of some worlds."""
-RETURNS = {"late_psnr_db": "late PSNR dB", "recalled_psnr_db": "recalled PSNR dB"}
-"""Columns of tables with a row that is shown what an earlier drive saw: of the last third of a clip, and of what no
-given frame shows but that drive did."""
-EVERY_CLIP = ("auc_10", "psnr_db")
-"""Metrics that every clip has, however badly it follows."""
-SWEPT = ("metric_tr_percent", "cammc", "rot_deg", *EVERY_CLIP)
-COMPARED = ("cammc", *EVERY_CLIP)
-"""CamMC is of the clips that both rows followed well enough to be measured; in the AUC the others are misses."""
 BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
-SAME_TRAINING = ("steps", "batch_size", "data")
-"""What two rows must share to be compared, beside test and VAE."""
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """All seeds of one row."""
-
-    name: str
-    seeds: dict[int, Result]
-
-    @property
-    def any_seed(self) -> Result:
-        return next(iter(self.seeds.values()))
-
-    @property
-    def is_from_scratch(self) -> bool:
-        return self.any_seed.get("pretrained") is None
-
-    @property
-    def stretches(self) -> tuple[float, ...]:
-        """Stretches that some seed was tested at; the first is the benchmark's own."""
-        found = [part["test"]["stretch"] for result in self.seeds.values() for part in parts_of(result)]
-        return (found[0], *sorted(set(found) - {found[0]}))
-
-    def tested(self, stretch: float) -> list[int]:
-        """Seeds that were tested at a stretch."""
-        return [
-            seed
-            for seed, result in self.seeds.items()
-            if any(part["test"]["stretch"] == stretch for part in parts_of(result))
-        ]
-
-    def grid(self, metric: str, stretch: float = 1.0, lens: str | None = None) -> Grid:
-        """A metric of all clips of a test, or of those through one kind of lens."""
-        clips = {seed: self.part(seed, stretch)["clips"] for seed in self.tested(stretch)}
-        if metric in STRANGERS | RETURNS:
-            unseen = dict.fromkeys(STRANGERS | RETURNS)
-            clips = {seed: {name: unseen | clip for name, clip in some.items()} for seed, some in clips.items()}
-        return grid(clips, metric, lens)
-
-    def lost(self, stretch: float = 1.0) -> str:
-        """Frames without a pose, of all frames of all seeds."""
-        parts = [self.part(seed, stretch)["rows"]["generated"]["all"] for seed in self.tested(stretch)]
-        return f"{sum(part['failed_frames'] for part in parts)}/{sum(part['frames'] for part in parts)}"
-
-    def measured(self, stretch: float = 1.0) -> str:
-        """Clips with pose errors, of all clips of all seeds: what the errors are means of."""
-        clips = self.grid("cammc", stretch)
-        return f"{interval(clips).count}/{clips.values.size}"
-
-    @property
-    def is_seen_by_strangers(self) -> bool:
-        """Whether COLMAP was asked about clips of every seed."""
-        return all(self.worlds_of_strangers(seed) for seed in self.seeds)
-
-    def worlds_of_strangers(self, seed: int) -> int:
-        """Worlds whose clips COLMAP was asked about."""
-        return len({clip["world"] for clip in self.seeds[seed]["clips"].values() if "colmap_percent" in clip})
-
-    @property
-    def takes_history(self) -> bool:
-        """Whether its model is shown what an earlier drive saw."""
-        branch = self.any_seed.get("branch", "none")
-        return branch != "none" and branch.get("history") is not None
-
-    @property
-    def held_out_loss(self) -> float:
-        """Mean of the seeds' last validation losses."""
-        losses = [result["validation_loss"] for result in self.seeds.values()]
-        return math.nan if None in losses else sum(losses) / len(losses)
-
-    def is_comparable(self, other: "Row", stretch: float = 1.0) -> bool:
-        """Whether both were trained alike and tested on the same clips."""
-        tests = [row.part(seed, stretch)["test"] for row in (self, other) for seed in row.tested(stretch)[:1]]
-        if len(tests) < 2 or tests[0] != tests[1] or self.is_from_scratch != other.is_from_scratch:
-            return False
-        return _alike(self.any_seed) == _alike(other.any_seed)
-
-    def part(self, seed: int, stretch: float) -> Result:
-        """One test of one seed."""
-        return next(part for part in parts_of(self.seeds[seed]) if part["test"]["stretch"] == stretch)
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
@@ -128,7 +35,7 @@ def read_rows(folder: Path) -> dict[str, Row]:
     if not rows:
         raise invalid(str(folder), "a folder with results of rows", "none", "run merope bench world … --results DIR")
     for row in rows.values():
-        _check_alike(row)
+        check_alike(row)
     return rows
 
 
@@ -137,7 +44,7 @@ def _read_seed(file: Path) -> Row:
     try:
         result = json.loads(file.read_text())
         row = Row(result["row"], {result["seed"]: result})
-        _check_alike(row)
+        check_alike(row)
         tables({row.name: row})
     except (AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError) as error:
         fix = "the file is damaged: move it away, or measure the row again"
@@ -145,25 +52,8 @@ def _read_seed(file: Path) -> Row:
     return row
 
 
-def _alike(result: Result) -> dict[str, Any]:
-    """What the results of rows must share to be compared. Files of before do not say their VAE."""
-    return {key: result[key] for key in SAME_TRAINING} | {"vae": result.get("vae", "")}
-
-
-def _check_alike(row: Row) -> None:
-    """Seeds of a row are of one training and one test at every stretch."""
-    every = [_alike(result) for result in row.seeds.values()]
-    said = {key: [alike[key] for alike in every] for key in every[0]}
-    for stretch in row.stretches:
-        said[f"test ×{stretch:g}"] = [row.part(seed, stretch)["test"] for seed in row.tested(stretch)]
-    for key, values in said.items():
-        if any(value != values[0] for value in values):
-            fix = "make the seeds of a row alike, or move some of their files away"
-            raise invalid(f"{key} of {row.name}", "the same for all seeds", "different ones", fix)
-
-
 def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WORLD) -> str:
-    """All tables in Markdown, each group with the rows that are still open, then the sweep and what was measured.
+    """All tables in Markdown, each group with the rows that are still open, then the sweep and what rows cost.
 
     All rows are compared with one row. A group that has its own (long-merope for merope, or history-none) is compared
     with that.
@@ -179,9 +69,9 @@ def tables(rows: Mapping[str, Row], against: str = "merope", groups: Groups = WO
             parts.append(group_table(measured, own[0] if own else rows.get(against)))
         if missing:
             parts.append("Open: " + ", ".join(missing) + ".")
-    return (
-        "\n\n".join([*parts, *_lens_table(rows), "### Beyond the training scale", _sweep_table(rows, against)]) + "\n"
-    )
+    sweep = ["### Beyond the training scale", _sweep_table(rows, against)]
+    cost = ["### What the rows cost", cost_table(rows)]
+    return "\n\n".join([*parts, *_lens_table(rows), *sweep, *cost]) + "\n"
 
 
 def _about(rows: Mapping[str, Row]) -> str:
@@ -207,39 +97,22 @@ def _about(rows: Mapping[str, Row]) -> str:
 
 
 def group_table(rows: Sequence[Row], against: Row | None) -> str:
-    """Rows with their numbers and, if there is one to compare with, how far they are from it."""
+    """Rows with their numbers and, if there is one to compare with, how far they are from it, also in words."""
     returns = RETURNS if any(row.takes_history for row in rows) else {}
     columns = COLUMNS | returns | (STRANGERS if all(row.is_seen_by_strangers for row in rows) else {})
     metrics = (*COMPARED, *returns)
     title = [] if against is None else [f"{columns[metric]} − {against.name}" for metric in metrics]
+    every: list[Comparison] = []
     lines = [["row", "seeds", "steps", "held-out loss", *columns.values(), "measured clips", "lost frames", *title]]
     for row in rows:
         numbers = [cell(interval(row.grid(metric))) for metric in columns]
         seeds = "one" if len(row.seeds) == 1 else str(len(row.seeds))
         loss = "–" if math.isnan(row.held_out_loss) else f"{row.held_out_loss:.4f}"
-        about = [_bold(row.name, row is against), seeds, f"{row.any_seed['steps']:,}", loss]
-        compared = [] if against is None else [_comparison(row, against, metric) for metric in metrics]
-        lines.append([*about, *numbers, row.measured(), row.lost(), *compared])
-    return _markdown(lines)
-
-
-def _comparison(row: Row, against: Row, metric: str, stretch: float = 1.0) -> str:
-    if row is against:
-        return "–"
-    if not row.is_comparable(against, stretch):
-        return "another test"
-    apart = difference(row.grid(metric, stretch), against.grid(metric, stretch))
-    if apart is None:
-        return "no common seed"
-    return "–" if math.isnan(apart.mean) else f"{cell(apart, sign='+')}: {verdict(apart, against.name)}"
-
-
-def verdict(row_minus_other: Interval, other: str) -> str:
-    """What an interval of the difference allows to say."""
-    name = "MeRoPE" if other.endswith("merope") else other
-    if row_minus_other.low > 0.0:
-        return f"{name} lower"
-    return f"{name} higher" if row_minus_other.high < 0.0 else "not separated"
+        about = [bold(row.name, row is against), seeds, f"{row.any_seed['steps']:,}", loss]
+        compared = [] if against is None else [compare(row, against, metric) for metric in metrics]
+        lines.append([*about, *numbers, row.measured(), row.lost(), *(one.cell for one in compared)])
+        every += compared
+    return "\n\n".join([markdown_table(lines), *in_words(every)])
 
 
 def _lens_table(rows: Mapping[str, Row]) -> list[str]:
@@ -250,7 +123,7 @@ def _lens_table(rows: Mapping[str, Row]) -> list[str]:
         for kind in sorted(set(kinds.values())) if len(set(kinds.values())) > 1 else ():
             numbers = [cell(interval(row.grid(metric, lens=kind))) for metric in COLUMNS]
             lines.append([row.name, kind, str(list(kinds.values()).count(kind)), *numbers])
-    return [] if len(lines) == 1 else ["### By lens", _markdown(lines)]
+    return [] if len(lines) == 1 else ["### By lens", markdown_table(lines)]
 
 
 def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
@@ -259,38 +132,23 @@ def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
     if not swept:
         return "Open: no row has been tested on stretched paths."
     other = rows.get(against)
-    apart = [] if other is None else [f"{COLUMNS[metric]} − {against}" for metric in EVERY_CLIP]
+    title = [] if other is None else [f"{COLUMNS[metric]} − {against}" for metric in EVERY_CLIP]
     numbered = [COLUMNS[metric] for metric in SWEPT]
     counted = ["measured clips", "lost frames", "floor: metric tr %"]
-    lines = [["row", "stretch", "seeds", "worlds", *numbered, *counted, *apart]]
+    lines = [["row", "stretch", "seeds", "worlds", *numbered, *counted, *title]]
+    every: list[Comparison] = []
     for row in swept:
         for stretch in row.stretches:
             numbers = [cell(interval(row.grid(metric, stretch))) for metric in SWEPT]
             seeds = row.tested(stretch)
             part = row.part(seeds[0], stretch)
             floor = part["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
-            about = [_bold(row.name, row is other), f"×{stretch:g}", str(len(seeds)), str(part["test"]["worlds"])]
-            compared = [] if other is None else [_comparison(row, other, metric, stretch) for metric in EVERY_CLIP]
+            about = [bold(row.name, row is other), f"×{stretch:g}", str(len(seeds)), str(part["test"]["worlds"])]
+            compared = [] if other is None else [compare(row, other, metric, stretch) for metric in EVERY_CLIP]
             counts = [row.measured(stretch), row.lost(stretch), f"{floor:.3f}"]
-            lines.append([*about, *numbers, *counts, *compared])
-    return _markdown(lines)
-
-
-def cell(value: Interval, sign: str = "") -> str:
-    """1.23 [1.02, 1.51], without the interval where there is none."""
-    if math.isnan(value.mean):
-        return "–"
-    mean = f"{value.mean:{sign}.2f}"
-    return mean if math.isnan(value.low) else f"{mean} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
-
-
-def _bold(text: str, bold: bool) -> str:
-    return f"**{text}**" if bold else text
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    head, *body = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])
+            lines.append([*about, *numbers, *counts, *(one.cell for one in compared)])
+            every += compared if stretch != 1.0 else []  # that of the benchmark itself is above
+    return "\n\n".join([markdown_table(lines), *in_words(every)])
 
 
 def write_tables(text: str, file: Path) -> None:

@@ -35,11 +35,12 @@ def add_world(parser: argparse.ArgumentParser) -> None:
 def _world(options: argparse.Namespace) -> int:
     require_config(options.config)
     from merope.bench.generated import benchmark_tests
+    from merope.bench.measured_rows import Row
     from merope.bench.rows import run_rows
     from merope.bench.scorer import Scorer
     from merope.bench.scores import with_seed
     from merope.bench.scoring_pool import scoring_pool
-    from merope.bench.table import Row, group_table
+    from merope.bench.table import group_table
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 

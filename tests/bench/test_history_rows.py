@@ -105,8 +105,10 @@ def test_rows_are_trained_generated_scored_and_compared(tmp_path: Path, monkeypa
         assert any("recalled_psnr_db" in clip for clip in result["clips"].values())
         assert 0.0 < result["rows"]["generated"]["all"]["recalled_psnr_db"] < 60.0
     text = tables(read_rows(tmp_path / "results"), groups=MINIATURE)
-    (head,) = [line for line in text.splitlines() if "late PSNR dB" in line]
+    text = text.partition("### Retrieved history")[2].partition("###")[0]
+    (head,) = [line for line in text.splitlines() if "| late PSNR dB |" in line]
     assert "recalled PSNR dB − history-none" in head
+    assert "* recalled PSNR dB (higher is better, one seed): " in text
     assert sum(line.startswith(f"| {name} |") for line in text.splitlines() for name in ROWS[1:]) == 2
     inverted = replace(shown[1], latents=255 - shown[1].latents)
     monkeypatch.setattr(generated, "history_of", lambda *_: inverted)

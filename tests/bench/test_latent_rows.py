@@ -110,7 +110,7 @@ def test_the_base_model_fits_its_rows() -> None:
 
 
 def test_rows_of_compression_narrow_the_branch() -> None:
-    """The numbers of docs/world-benchmark.md."""
+    """The numbers of docs/miniature-benchmark.md."""
     narrowed = {}
     for row in ("merope", *MINIATURE["Width of the branch"]):
         config = read_config(TrainConfig, CONFIGS / f"{row}.toml", [])

@@ -21,12 +21,13 @@ from safetensors.torch import load_file, save_file
 from merope.bench import rows
 from merope.bench import scorer as scorer_module
 from merope.bench.generated import generate_row, generated_file
+from merope.bench.measured_rows import Row
 from merope.bench.result_files import is_scored
 from merope.bench.rows import run_rows, time_limit, train_row
 from merope.bench.scorer import Scorer
 from merope.bench.scores import floor_file, with_seed
 from merope.bench.scoring_pool import scoring_pool
-from merope.bench.table import Row, group_table, read_rows, tables
+from merope.bench.table import group_table, read_rows, tables
 from merope.evaluate.workers import InThisProcess
 from merope.train import provenance as source
 from merope.train.build import world_clips

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from merope.bench.groups import BENCHMARKS
 from merope.bench.result_files import parts_of
 from merope.bench.scoring_pool import make_ready, scoring_pool
 from merope.train.checkpoint import complete
@@ -168,26 +169,31 @@ def test_workers_read_their_libraries_before_the_first_clip_comes() -> None:
         assert not active_children()
 
 
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_the_pictures_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    benchmark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, out = tmp_path / "results", tmp_path / "images"
     out.mkdir()
     write_result(results, "none", 0, 8.0)
     write_result(results, "merope", 0, 2.0)
-    command = [str(PICTURE), "--results", str(results), "--out", str(out)]
+    command = [str(PICTURE), "--benchmark", benchmark, "--results", str(results), "--out", str(out)]
     run_script(monkeypatch, command)
-    assert [file.name for file in out.iterdir()] == ["world-rows.png"]  # there is no sweep to draw
-    two_rows = pixels(out / "world-rows.png")
+    files = [out / f"{benchmark}-rows.png", out / f"{benchmark}-sweep.png"]
+    assert list(out.iterdir()) == files[:1]  # there is no sweep to draw
+    two_rows = pixels(files[0])
     write_result(results, "gta", 0, 3.0, stretches=(1.0, 2.0, 4.0))
     write_result(results, "merope", 0, 2.0, stretches=(1.0, 2.0, 4.0))
     run_script(monkeypatch, command)
-    files = [out / "world-rows.png", out / "world-sweep.png"]
     assert capsys.readouterr().out.splitlines()[-1] == "wrote " + ", ".join(map(str, files))
     three_rows, sweep = map(pixels, files)
     assert three_rows.shape[0] > two_rows.shape[0]
     for picture in (two_rows, three_rows, sweep):
         assert (picture == TAB_BLUE).all(axis=2).sum() > 100  # MeRoPE's dots, bars and lines
+    own = "history-sa" if benchmark == "miniature" else "long-raynova"
+    write_result(results, own, 0, 3.0)
+    run_script(monkeypatch, command)
+    assert pixels(files[0]).shape[0] > three_rows.shape[0]  # a row that the other benchmark does not have
 
 
 def pixels(file: Path) -> np.ndarray:  # uint8 [H, W, 3]
