@@ -10,7 +10,7 @@ from merope.bench.table_cells import RETURNS, STRANGERS
 from merope.errors import invalid
 
 SAME_TRAINING = ("steps", "batch_size", "data")
-"""What two rows must share to be compared, beside test and VAE."""
+"""What two rows must share to be compared, beside test, VAE and which weights were trained."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +94,12 @@ class Row:
 
 
 def _alike(result: Result) -> dict[str, Any]:
-    """What the results of rows must share to be compared. Files of before do not say their VAE."""
-    return {key: result[key] for key in SAME_TRAINING} | {"vae": result.get("vae", "")}
+    """What the results of rows must share to be compared.
+
+    Files of before do not say their VAE, nor which weights were trained: all of them.
+    """
+    said = {"vae": result.get("vae", ""), "trainable": result.get("trainable", "all")}
+    return {key: result[key] for key in SAME_TRAINING} | said
 
 
 def check_alike(row: Row) -> None:

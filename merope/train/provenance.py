@@ -74,6 +74,7 @@ def provenance(config: TrainConfig) -> dict[str, Any]:
         "steps": config.run.steps,
         "batch_size": config.run.batch_size,
         "pretrained": config.model.pretrained,
+        "trainable": config.model.trainable,
         "branch": config.branch if config.branch == "none" else asdict(config.branch),
         "parameters": _parameters(config.run.out / "trained"),
         "gpu": ", ".join(sorted({piece["gpu"] for piece in pieces})),

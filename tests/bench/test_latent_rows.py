@@ -93,6 +93,7 @@ def test_a_row_of_which_the_branch_alone_is_trained(tmp_path: Path) -> None:
     assert run_rows([branch], [TEST], scorer)
     assert {folder.name for folder in (branch.run.out / "trained").iterdir()} == {"branch"}
     assert len(scorer.written[0]["clips"]) == 3
+    assert scorer.written[0]["trainable"] == "branch"
     assert scorer.written[0]["vae"] == weights_digest(whole / "vae") == vae_digest(base)
 
 

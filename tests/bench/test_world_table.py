@@ -266,15 +266,17 @@ def test_a_damaged_file_is_named(
     assert "Error" in message
 
 
-def test_rows_that_another_vae_decoded_are_not_compared(tmp_path: Path) -> None:
-    """Results files of before do not say theirs; those are alike."""
-    for row, said in (("merope", {}), ("gta", {}), ("ucpe", {"vae": "another"})):
+@pytest.mark.parametrize(("what", "of_old_files", "other"), [("vae", "", "another"), ("trainable", "all", "branch")])
+def test_rows_of_another_vae_or_of_other_trained_weights_are_not_compared(
+    tmp_path: Path, what: str, of_old_files: str, other: str
+) -> None:
+    for row, said in (("merope", {}), ("gta", {what: of_old_files}), ("ucpe", {what: other})):
         write_result(tmp_path, row, 0, 1.0, **said)
     rows = read_rows(tmp_path)
     assert rows["gta"].is_comparable(rows["merope"])
     assert not rows["ucpe"].is_comparable(rows["merope"])
     write_result(tmp_path, "ucpe", 1, 1.0)
-    with pytest.raises(ValueError, match="vae of ucpe must be the same for all seeds"):
+    with pytest.raises(ValueError, match=f"{what} of ucpe must be the same for all seeds"):
         read_rows(tmp_path)
 
 
