@@ -22,6 +22,7 @@ from merope.bench.table_cells import (
     markdown_table,
 )
 from merope.errors import invalid
+from merope.formats.writing import replace_text
 
 BEGIN, END = "<!-- world table: begin -->", "<!-- world table: end -->"
 
@@ -152,11 +153,12 @@ def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
 
 
 def write_tables(text: str, file: Path) -> None:
-    """Into a file, or between the markers of a page that has them."""
-    page = file.read_text() if file.exists() else ""
-    if BEGIN in page:
-        head, rest = page.split(BEGIN, 1)
-        if END not in rest:
-            raise invalid(str(file), f"a page with {END!r} after {BEGIN!r}", "only the first", "add the second marker")
-        text = f"{head}{BEGIN}\n\n{text}\n{END}{rest.split(END, 1)[1]}"
-    file.write_text(text)
+    """Between the markers of a page, or into a new file with them. A page without markers is left alone."""
+    page = file.read_text() if file.exists() else f"{BEGIN}\n{END}\n"
+    if BEGIN not in page:
+        fix = f"add the lines {BEGIN} and {END} where the tables belong, or name a new file"
+        raise invalid(str(file), "a new file, or a page with two markers", "a page without them", fix)
+    head, rest = page.split(BEGIN, 1)
+    if END not in rest:
+        raise invalid(str(file), f"a page with {END!r} after {BEGIN!r}", "only the first", "add the second marker")
+    replace_text(file, f"{head}{BEGIN}\n\n{text}\n{END}{rest.split(END, 1)[1]}")

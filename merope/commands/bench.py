@@ -62,7 +62,7 @@ def _world(options: argparse.Namespace) -> int:
 def add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, metavar="DIR", help="folder of merope bench world --results")
     parser.add_argument("--against", metavar="ROW", help="row that the others are compared with (merope)")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="file, or page with markers, that gets the tables")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="new file, or page with markers, for the tables")
     listed = "whose rows are listed: those of configs/world or of configs/miniature (world)"
     parser.add_argument("--benchmark", choices=("world", "miniature"), default="world", help=listed)
     parser.epilog = "e.g. merope bench table outputs/world --against merope"

@@ -16,7 +16,7 @@ from merope.bench.comparisons import verdict
 from merope.bench.groups import BENCHMARKS
 from merope.bench.intervals import RESAMPLES, Grid, difference, interval
 from merope.bench.measured_rows import Row
-from merope.bench.table import BEGIN, END, read_rows, tables, write_tables
+from merope.bench.table import read_rows, tables
 from merope.cli import main
 from merope.commands.bench import add_bench
 from merope.world.commanded import FIRST_TEST_SEED
@@ -317,20 +317,6 @@ def test_what_colmap_says_has_columns_where_it_was_asked(tmp_path: Path) -> None
     assert "COLMAP registers % |" not in tables(read_rows(tmp_path)).partition("Mixed lenses")[0]
 
 
-def test_tables_go_between_the_markers_of_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    write_tables("first\n", page)
-    assert page.read_text() == "first\n"
-    page.write_text(f"above\n{BEGIN}\nold\n{END}\nbelow\n")
-    for text in ("one\n", "two\n"):
-        write_tables(text, page)
-        assert page.read_text() == f"above\n{BEGIN}\n\n{text}\n{END}\nbelow\n"
-    page.write_text(f"above\n{BEGIN}\nold\n")
-    with pytest.raises(ValueError, match="add the second marker"):
-        write_tables("one", page)
-    assert page.read_text() == f"above\n{BEGIN}\nold\n"
-
-
 def test_the_command_prints_or_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_result(tmp_path / "results", "merope", 0, 2.0)
     parser = argparse.ArgumentParser()
@@ -342,22 +328,6 @@ def test_the_command_prints_or_writes_tables(tmp_path: Path, capsys: pytest.Capt
     options = parser.parse_args(["table", str(tmp_path / "results"), "--out", str(out)])
     assert options.run(options) == 0
     assert "**merope**" in out.read_text()
-
-
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_the_page_shows_what_the_results_say(
-    benchmark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command of each page leaves it as it is, and prints what stands between its markers."""
-    page, results = ROOT / "docs" / f"{benchmark}-benchmark.md", ROOT / "benchmarks" / "results" / benchmark
-    before, made = page.read_text(), tmp_path / "page.md"
-    made.write_text(before)
-    command = ["bench", "table", str(results), "--benchmark", benchmark]
-    assert main([*command, "--out", str(made)]) == 0
-    assert made.read_text() == before
-    capsys.readouterr()
-    assert main(command) == 0
-    assert capsys.readouterr().out.strip() == before.split(BEGIN)[1].split(END)[0].strip()
 
 
 def test_a_row_to_compare_with_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
