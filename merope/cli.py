@@ -1,6 +1,8 @@
 """The `merope` command: parse, call, print. Heavy imports happen inside commands."""
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 
@@ -14,6 +16,8 @@ from merope.commands.look import add_demo, add_growth, add_studio, add_taxonomy
 from merope.commands.models import add_analyse, add_generate, add_train
 from merope.commands.paths import add_path
 
+UNREAD = 141
+"""The status of a program whose output nobody reads any more, as shells have it."""
 EXTRAS = {
     **dict.fromkeys(("diffusers", "transformers", "accelerate", "ftfy"), "wan"),
     **dict.fromkeys(("av", "PIL", "scipy", "sklearn", "threadpoolctl", "numba"), "data"),
@@ -52,13 +56,27 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _nobody_reads() -> bool:
+    """Whether the reader of what is printed has gone, as in `merope train --list | head -1`. The rest is dropped."""
+    stdout = select.poll()
+    stdout.register(sys.stdout, 0)
+    if not any(event & select.POLLERR for _, event in stdout.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit status."""
     options = command_parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()
+        return status
     except (ValueError, OSError) as error:  # something to be mended by the user, not a fault of the program
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return UNREAD
         print(f"merope: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:

@@ -1,6 +1,7 @@
 """The command line itself: what its help says, and that what is missing is said at once."""
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,20 @@ def test_seeds_beyond_what_generators_take_are_refused(name: str, capsys: pytest
     with pytest.raises(SystemExit, match="2"):
         PARSERS[name].parse_args(["--seed", str(2**63)])
     assert f"argument --seed: {2**63} is not below {2**62} in size" in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads_ends_the_command_quietly() -> None:
+    """As in `merope train --list | head -1`."""
+    program = "import sys; from merope.cli import main; sys.exit(main(['train', '--list']))"
+    for unbuffered in ("", "1"):  # the pipe breaks when the buffer is written, or at a print
+        read, written = os.pipe()
+        os.close(read)
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=written, stderr=subprocess.PIPE, env=environment, check=False
+        )
+        os.close(written)
+        assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_missing_files_are_found_before_slow_imports() -> None:

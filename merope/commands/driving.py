@@ -46,8 +46,8 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--transformer", help="one that was trained whole, in place of the model's")
     what.add_argument("--prompt", help="text of the video; required if the model has a text encoder")
     what.add_argument("--negative-prompt", help="text to stay away from")
-    what.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="288 512; a world's model has its")
-    what.add_argument("--fps", type=float, help="of the video: 12, or what a world's model knows")
+    what.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="288 512, or what the model knows")
+    what.add_argument("--fps", type=float, help="of the video: 12, or what the model knows")
     what.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="for the video and all that belongs to it"
     )
@@ -63,7 +63,7 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
     how.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
     how.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
-    parser.epilog = "e.g. merope drive --world 4 --keys w*40 --out my-drive"
+    parser.epilog = "e.g. merope drive --world 4 --keys 'w*40' --out my-drive"
     stopped = "; finished blocks are kept, --resume goes on with them"
     parser.set_defaults(run=lambda options: _drive(options, parser._actions), if_stopped=stopped)
 
@@ -147,13 +147,16 @@ def _may_be_said(action: argparse.Action, value: Any) -> bool:
 
 
 def _config(given: dict[str, Any], street: "Street | None") -> "DriveConfig":
+    from merope.demo.given_paths import clip_options
     from merope.generate.drive_inputs import KEYS, DriveConfig
     from merope.generate.inputs import GenerateConfig
 
-    chosen = dict(given)
+    chosen, known = dict(given), dict[str, Any]()
     if street is not None:
         chosen = street.filled_in(chosen)
-    height, width = chosen["size"] or SIZE
+    else:
+        known = clip_options(Path(chosen["model"]).expanduser())
+    height, width = chosen["size"] or (known.get("height", SIZE[0]), known.get("width", SIZE[1]))
     clip = GenerateConfig(
         model=_settled(chosen["model"]),
         branch=_settled(chosen["branch"]),
@@ -164,7 +167,7 @@ def _config(given: dict[str, Any], street: "Street | None") -> "DriveConfig":
         height=height,
         width=width,
         frames=1,
-        fps=FPS if chosen["fps"] is None else chosen["fps"],
+        fps=known.get("fps", FPS) if chosen["fps"] is None else chosen["fps"],
         steps=chosen["steps"],
         **{name: chosen[name] for name in OF_CLIP},
     )

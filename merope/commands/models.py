@@ -86,7 +86,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--transformer", help="one that was trained whole, in place of the model's")
     what.add_argument("--prompt", help="text of the clip; required if the model has a text encoder")
     what.add_argument("--negative-prompt", help="text to stay away from")
-    what.add_argument("--prefix", type=Path, metavar="VIDEO", help="video whose first frames the clip continues")
+    what.add_argument("--prefix", type=Path, help="video or folder of images whose first frames the clip continues")
     known = "or what the model's clips.json names"
     what.add_argument("--prefix-frames", type=int, help=f"how many of them, 4k + 1 (9, {known})")
     what.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=f"(288 512, {known})")

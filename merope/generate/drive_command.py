@@ -137,12 +137,13 @@ def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline", blo
     settings = StreamSettings(*sizes, 1, 1.0, clip.seed, REMEMBERED, config.past_noise)
     check_past_noise(config.past_noise)
     check_recall(config.recall, None, settings)
-    if route.prefix is not None:
-        check_prefix_blocks(route.prefix[None], outline.strides, settings)
-    if route.path.count <= route.prefix_frames:
-        expected = f"of more than the {route.prefix_frames} frames of the prefix"
+    given = 0 if route.prefix is None else clip.prefix_frames
+    if route.path.count <= given:
+        expected = f"of more than the {given} frames of the prefix"
         fix = "the path begins with the cameras of the prefix: give a longer one"
         raise invalid("--trajectory", expected, f"{route.path.count} at {clip.fps:g} fps", fix)
+    if route.prefix is not None:
+        check_prefix_blocks(route.prefix[None], outline.strides, settings)
 
 
 def _drive_on(

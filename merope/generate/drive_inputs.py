@@ -10,13 +10,11 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.key_strings import SPEED_M_S, YAW_RATE_DEG_S, poses_from_keys
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import read_image
 from merope.generate.camera_path import checked_path, first_frames, for_whole_path, read_metric_path
-from merope.generate.inputs import GenerateConfig, compare_prefix_and_lens, first_video_frames
+from merope.generate.inputs import GenerateConfig, compare_prefix_and_lens, first_frames_of
 from merope.geometry.lens_batches import picked
 
 KEYS = Path("--keys")  # in place of a pose file, in what is said about the path
-IMAGES = (".png", ".jpg", ".jpeg")
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ RouteFinder = Callable[[DriveConfig], Route]
 
 def route_from_files(config: DriveConfig) -> Route:
     """The route that a pose file or keys describe, with first frames from a video or a folder of images."""
-    prefix = None if config.clip.prefix is None else _read_prefix(config.clip)
+    prefix = None if config.clip.prefix is None else first_frames_of(config.clip, config.clip.prefix)
     if config.keys is None:
         source = config.clip.path_source()
         given = read_metric_path(source)
@@ -114,14 +112,3 @@ def path_of_keys(
         source = replace(source, lens=None, fov_deg=None, xi=0.0)
     path = checked_path(source, Trajectory(poses, True, convention, times_s, lens))
     return for_whole_path(source, replace(path, timestamps_s=None))  # every pose is a frame: nothing to resample
-
-
-def _read_prefix(clip: GenerateConfig) -> Tensor:  # uint8 [T, H, W, 3]
-    assert clip.prefix is not None
-    if not clip.prefix.is_dir():
-        return first_video_frames(clip, clip.prefix)
-    images = sorted(path for path in clip.prefix.iterdir() if path.suffix.lower() in IMAGES)
-    if len(images) < clip.prefix_frames:
-        expected = f"a folder of at least {clip.prefix_frames} images ({', '.join(IMAGES)}), one per frame"
-        raise invalid("--prefix", expected, f"{len(images)} in {clip.prefix}", "add some, or pass --prefix-frames")
-    return torch.stack([read_image(path, clip.height, clip.width) for path in images[: clip.prefix_frames]])

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import rate_and_size, read_video
+from merope.formats.video import decoded_frames, rate_and_size, read_image
 from merope.generate.camera_path import ASPECT_TOLERANCE, PathSource, for_clip, read_metric_path, say
 from merope.geometry.lens_batches import resized
 from merope.geometry.rigs import Rig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 CLIP_SUFFIXES = (".mp4", ".cameras.json")  # of every view
 OTHER_SUFFIXES = (".birdseye.png", ".json")
 VIEW = "{view}"
+IMAGES = (".png", ".jpg", ".jpeg")
 NO_BRANCH = "none"  # as in a training config
 
 
@@ -160,27 +162,43 @@ def camera_path(config: GenerateConfig) -> Trajectory:
     source = config.path_source()
     trajectory = read_metric_path(source)
     for prefix in config.prefixes():
-        compare_prefix_and_lens(prefix, trajectory)
+        if prefix.is_file():
+            compare_prefix_and_lens(prefix, trajectory)
     return for_clip(source, trajectory)
 
 
 def read_prefix(config: GenerateConfig, outline: "ModelOutline") -> Tensor:  # uint8 [(views,) T, H, W, 3]
-    """The clean first frames, taken from the videos at the clip's frame rate and scaled to its size."""
+    """The clean first frames, from videos at the clip's frame rate or from folders of images, scaled to its size."""
     from merope.generate.conditions import check_prefix_count
 
     check_prefix_count(config.prefix_frames, outline.strides, config.frames)
-    frames = [first_video_frames(config, prefix) for prefix in config.prefixes()]
+    frames = [first_frames_of(config, prefix) for prefix in config.prefixes()]
     return frames[0] if config.views is None else torch.stack(frames)
 
 
-def first_video_frames(config: GenerateConfig, video: Path) -> Tensor:  # uint8 [T, H, W, 3]
+def first_frames_of(config: GenerateConfig, prefix: Path) -> Tensor:  # uint8 [T, H, W, 3]
+    """As many frames of a video or images of a folder as the config says, at its size."""
+    if not prefix.is_dir():
+        return _first_video_frames(config, prefix)
+    images = sorted(path for path in prefix.iterdir() if path.suffix.lower() in IMAGES)
+    if len(images) < config.prefix_frames:
+        expected = f"a folder of at least {config.prefix_frames} images ({', '.join(IMAGES)}), one per frame"
+        raise invalid("--prefix", expected, f"{len(images)} in {prefix}", "add some, or pass --prefix-frames")
+    return torch.stack([read_image(path, config.height, config.width) for path in images[: config.prefix_frames]])
+
+
+def _first_video_frames(config: GenerateConfig, video: Path) -> Tensor:  # uint8 [T, H, W, 3]
     """As many frames of a video as the config says, at its rate and size."""
     rate_hz, _, _ = rate_and_size(video)
     if config.fps > rate_hz * 1.01:
         fix = f"pass --fps {rate_hz:g}, or a video of that rate"
         raise invalid(str(video), f"at least {config.fps:g} frames per second", f"{rate_hz:g}", fix)
     indices = [round(k * max(rate_hz / config.fps, 1.0)) for k in range(config.prefix_frames)]
-    return read_video(video, indices, config.height, config.width)
+    frames = list(islice(decoded_frames(video, config.height, config.width), indices[-1] + 1))
+    if len(frames) <= indices[-1]:
+        expected = f"at least {indices[-1] + 1} frames, for {config.prefix_frames} at {config.fps:g} frames per second"
+        raise invalid(str(video), expected, len(frames), "pass a longer video, or fewer --prefix-frames")
+    return torch.stack([frames[index] for index in indices])
 
 
 def compare_prefix_and_lens(video: Path, trajectory: Trajectory) -> None:

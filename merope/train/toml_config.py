@@ -52,7 +52,8 @@ def read_config(kind: type[Config], file: Path, changes: Sequence[str] = ()) -> 
 
 
 def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
-    """The table of what `find_config` finds, laid over that of its `base`, whose path is relative to the file."""
+    """The table of what `find_config` finds, laid over that of its `base`: a path relative to the file, or the name of
+    one in the package."""
     file = find_config(Path(file)).resolve()
     if file in above:
         raise invalid("base", "a chain of files that ends", " → ".join(path.name for path in (*above, file)), "cut it")
@@ -65,7 +66,8 @@ def read_table(file: Path, above: tuple[Path, ...] = ()) -> Table:
         return table
     if not isinstance(base, str):
         raise invalid(f"base of {file}", "the path of a TOML file", repr(base), "put it in quotes")
-    return merged(read_table(file.parent / base, (*above, file)), table)
+    beside = file.parent / base
+    return merged(read_table(beside if beside.is_file() else Path(base), (*above, file)), table)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:

@@ -41,6 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("drive")
     write_latent_model(root / "model")
     formats.write(path_of(curved_drive(24, step_m=0.4), rate_hz=12.0, lens=LENS), root / "bend.json")
+    formats.write(path_of(curved_drive(3, step_m=0.4), rate_hz=12.0, lens=LENS), root / "three.json")
     write_video(video(12), root / "street.mp4", 12.0)
     return root
 
@@ -49,7 +50,7 @@ def arguments(files: Path, out: Path, **changes: object) -> list[str]:
     """The command line of a drive of three blocks; None leaves an option out."""
     options = {"model": files / "model", "branch": files / "model" / "branch", "keys": "w*14 a*10", "fov": 70.0}
     line = ["drive", "--out", str(out)]
-    for name, value in {**options, "size": (HEIGHT, WIDTH), "steps": 1, **changes}.items():
+    for name, value in {**options, "size": (HEIGHT, WIDTH), "fps": 12.0, "steps": 1, **changes}.items():
         if value is not None:
             values = value if isinstance(value, tuple) else () if value is True else (value,)
             line += [f"--{name.replace('_', '-')}", *map(str, values)]
@@ -226,6 +227,14 @@ def test_a_street_of_the_world(files: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["fps"] == 16.0
 
 
+def test_size_and_rate_are_those_of_the_models_clips(files: Path, tmp_path: Path) -> None:
+    clips = json.loads((files / "model" / "clips.json").read_text())
+    assert main(arguments(files, tmp_path, keys="w*11", size=None, fps=None)) == 0
+    frames, _ = read_first_frames(tmp_path / "video.mp4", 1)
+    assert list(frames.shape[1:3]) == [clips["height"], clips["width"]] != [288, 512]
+    assert json.loads((tmp_path / "report.json").read_text())["fps"] == clips["frame_rate_hz"] != 12.0
+
+
 def test_a_model_without_a_branch_and_a_jump(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A jump of 50 m is said, and driven if it is meant."""
     poses = curved_drive(9, step_m=0.4)
@@ -283,7 +292,7 @@ def test_a_place_is_recalled_and_the_past_is_noisy_also_after_a_stop(
         ({"past_noise": 1.0}, "past_noise must be a noise level from 0 to below 1"),
         ({"seed": -1}, "--seed must be at least 0"),
         ({"prefix": "street.mp4"}, "--prefix-poses must be given for keys after a prefix"),
-        ({"prefix": "street.mp4", "prefix_poses": "bend.json", "fps": 4.0}, "ends before"),
+        ({"prefix": "street.mp4", "prefix_poses": "bend.json", "fps": 1.0}, "street.mp4 must be at least 97 frames"),
         ({"prefix_poses": "bend.json"}, "--prefix-poses must be used with --prefix"),
         ({"prefix": "street.mp4", "prefix_poses": "bend.json", "prefix_frames": 10}, "prefix must be 9, 21, 33, …"),
         ({"keys": None, "trajectory": "bend.json", "prefix_poses": "bend.json"}, "must be used with --keys"),
@@ -291,6 +300,7 @@ def test_a_place_is_recalled_and_the_past_is_noisy_also_after_a_stop(
         ({"model": None}, "--model must be given"),
         ({"prompt": "a street"}, "--prompt must be left out"),
         ({"world": 10**6}, "--world must be from 0 to"),
+        ({"world": 4, "keys": None, "trajectory": "three.json"}, "--trajectory must be of more than the 9 frames"),
         ({"resume": True}, "--resume must be used with the folder of a drive"),
     ],
 )

@@ -19,7 +19,7 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH, pixel_pipeline, video
 from merope import formats
 from merope.adapters.attachment import attach, detach
 from merope.cli import main
-from merope.formats.video import read_video, write_video
+from merope.formats.video import read_video, write_image, write_video
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.command import load_pipeline
 from merope.generate.inputs import GenerateConfig, read_prefix
@@ -205,6 +205,18 @@ def test_prefix_is_taken_at_the_clips_rate(files: Path, tmp_path: Path) -> None:
         read_prefix(replace(config, fps=24.0), outline),
         read_video(tmp_path / "fast.mp4", [0, 1, 2, 3, 4], HEIGHT, WIDTH),
     )
+
+
+def test_a_prefix_may_be_a_folder_of_images(files: Path, tmp_path: Path) -> None:
+    images = video(7)
+    for number, image in enumerate(images):
+        write_image(image, tmp_path / "images" / f"{number:03}.png")
+    outline = outline_model(str(files / "model"))
+    options: dict[str, Any] = {"height": HEIGHT, "width": WIDTH, "prefix_frames": 5, "prefix": tmp_path / "images"}
+    config = GenerateConfig("model", "branch", tmp_path / "path.txt", tmp_path / "clip.mp4", **options)
+    assert torch.equal(read_prefix(config, outline), images[:5])
+    with pytest.raises(ValueError, match=r"--prefix must be a folder of at least 9 images .*, got 7 in"):
+        read_prefix(replace(config, prefix_frames=9), outline)
 
 
 def test_every_option_is_documented_and_exists(capsys: pytest.CaptureFixture[str]) -> None:

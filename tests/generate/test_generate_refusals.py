@@ -81,6 +81,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "prefix not 4k + 1": ({"prefix_frames": 8}, "use 5 or 9"),
         "missing prefix": ({"prefix": scratch / "nowhere.mp4"}, "--prefix must be a file or folder that exists"),
         "broken prefix": ({"prefix": scratch / "broken.mp4"}, "cannot be decoded"),
+        "short prefix": ({"fps": 1.0}, "street.mp4 must be at least 97 frames, for 9 at 1 frames per second, got "),
         "slow prefix": ({"fps": 24.0}, "--fps 12"),
         "offload": ({"offload": True, "device": "cpu"}, "GPU"),
         "out": ({"out": scratch / "clip.gif"}, ".mp4"),

@@ -90,6 +90,17 @@ def test_a_file_lies_over_its_base(tmp_path: Path) -> None:
     assert config == Outer(Inner(2.0, (7, 8), "b"), Square("square", 4), [1])
 
 
+def test_a_base_may_be_one_in_the_package(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("base = 'tiny'\n[run]\nsteps = 7\n")
+    shipped, mine = read_table(Path("tiny")), read_table(tmp_path / "mine.toml")
+    assert mine == shipped | {"run": shipped["run"] | {"steps": 7}}
+    (tmp_path / "tiny").write_text("[run]\nsteps = 8\n")  # a file beside it comes first
+    assert read_table(tmp_path / "mine.toml") == {"run": {"steps": 7}}
+    (tmp_path / "wrong.toml").write_text("base = 'tinny'\n")
+    with pytest.raises(ValueError, match=r"got tinny; did you mean .*tiny"):
+        read_table(tmp_path / "wrong.toml")
+
+
 def test_a_base_that_is_its_own_base_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("base = 'b.toml'")
     (tmp_path / "b.toml").write_text("base = 'a.toml'")
