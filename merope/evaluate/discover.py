@@ -121,6 +121,7 @@ HOW_COUNTED: dict[str, str] = {
     "not checked": "measured; no second estimator could confirm the poses",
     "small frames": "measured where a second estimator agrees",
     "doubtful path": "measured against the path as it is in the file; look at it",
+    "other frame rate": "measured, frame by frame against the poses in their order; resample the path if that is wrong",
     "other shape": "measured; the lens is stretched to the shape of the video, which is wrong for a cropped one",
 }
 """How each kind of problem counts in the results, in the words of the report."""

@@ -18,7 +18,7 @@ from merope.evaluate.record import Record, failed_record, thumbnails
 from merope.evaluate.trust import SMALL_PX, UNCHECKED, checked, is_small
 from merope.formats.checks import Finding, validate
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import read_first_frames
+from merope.formats.video import rate_and_size, read_first_frames
 from merope.geometry.lens_batches import picked, resized
 from merope.geometry.lenses import Lens, Pinhole
 
@@ -26,6 +26,7 @@ CHECKED_BY = {"colmap": "opencv"}
 """Who checks an estimator where nothing else is said; the others are not checked."""
 
 ASPECT_TOLERANCE = 0.02  # between the lens and the video: sizes are rounded to what a model makes
+RATE_TOLERANCE = 0.02  # between poses and frames: clocks of cameras drift
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,8 @@ def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, es
     recovered = torch.eye(4, dtype=torch.float64).repeat(count, 1, 1)
     valid = torch.zeros(count, dtype=torch.bool)
     recovered[: len(frames)], valid[: len(frames)] = estimate.world_from_camera, estimate.valid
-    problems = [
-        Problem(job.method, clip, kind, reason) for kind, reason in _found(command, frames, video_frames, estimate)
-    ]
+    found = [*_other_rate(command, job.video), *_found(command, frames, video_frames, estimate)]
+    problems = [Problem(job.method, clip, kind, reason) for kind, reason in found]
     return Record(
         method=job.method,
         clip=job.clip,
@@ -169,6 +169,18 @@ def _record(job: Job, command: Trajectory, frames: Tensor, video_frames: int, es
         problems=tuple(problems),
         thumbnails=thumbnails(frames),
     )
+
+
+def _other_rate(command: Trajectory, video: Path | None) -> Iterator[tuple[str, str]]:
+    """Frame i is compared with pose i. Where both say their times and these differ, that is not the same moment."""
+    times_s = command.timestamps_s
+    if times_s is None or video is None or times_s[-1] <= times_s[0]:  # times that run backwards are named elsewhere
+        return
+    poses_hz = (command.count - 1) / float(times_s[-1] - times_s[0])
+    frames_hz, _, _ = rate_and_size(video)
+    if abs(frames_hz / poses_hz - 1.0) > RATE_TOLERANCE:
+        reason = f"the video has {frames_hz:.3g} frames per second, the path {poses_hz:.3g} poses"
+        yield "other frame rate", f"{reason}: frame and pose of one number are not of one moment"
 
 
 def _found(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -216,6 +217,17 @@ def test_a_folder_without_any_pose_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "commanded/results.json").write_text("{}")
     with pytest.raises(ValueError, match="at least one path, got none"):
         run(tmp_path)
+
+
+def test_a_video_of_another_frame_rate_than_its_path_is_named(folder: Path) -> None:
+    path = formats.read(folder / "commanded/bad.json")
+    for poses_hz, found in ((12.0, set()), (12.1, set()), (30.0, {"other frame rate"})):
+        times_s = torch.arange(path.count, dtype=torch.float64) / poses_hz
+        formats.write(replace(path, timestamps_s=times_s), folder / "commanded/bad.json")
+        results = run(folder)
+        assert kinds(results) == ({"bad": found} if found else {})
+    assert "the video has 12 frames per second, the path 30 poses" in results.problems[0].reason
+    assert results.clips[0].is_measured
 
 
 def test_a_video_of_another_shape_than_its_lens_is_named(folder: Path) -> None:
