@@ -12,7 +12,7 @@ from merope.encodings import ENCODINGS, encoding
 from merope.encodings.merope import MeRoPE
 from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
-from merope.errors import invalid
+from merope.errors import did_you_mean, invalid
 
 DECIDED = ("head_dim", "kind", "translation_scale")
 """Fields of encodings that are no options: they follow from the model and from other fields of the config."""
@@ -66,7 +66,8 @@ class CameraBranchConfig:
         check_types(type(self), vars(self))
         names = features_for(self.integration) if self.integration in TOLD_PROCESSORS else sorted(ENCODINGS)
         if self.encoding not in names:
-            raise invalid("encoding", f"one of {names}", repr(self.encoding), f"{self.integration} takes these")
+            fix = did_you_mean(self.encoding, names, f"{self.integration} takes these")
+            raise invalid("encoding", f"one of {names}", repr(self.encoding), fix)
         if self.compression < 1:
             raise invalid("compression", "an int ≥ 1", repr(self.compression), "the paper uses 2, 4 and 8")
         for name, integration in (("qk_norm", "parallel"), ("carve", "rerope")):

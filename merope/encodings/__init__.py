@@ -16,7 +16,7 @@ from merope.encodings.ucpe import UCPE
 from merope.encodings.ucpe_clamped import UCPEClamped
 from merope.encodings.urope import URoPE
 from merope.encodings.viewrope import ViewRope
-from merope.errors import invalid
+from merope.errors import did_you_mean, invalid
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "merope": MeRoPE,
@@ -38,7 +38,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
 def encoding(name: str, **options: Any) -> Encoding:
     """The encoding of that name; options (head_dim and the method's own) are the fields of its class."""
     if name not in ENCODINGS:
-        raise invalid("name", f"one of {sorted(ENCODINGS)}", repr(name), "check the spelling")
+        fix = did_you_mean(name, ENCODINGS, "check the spelling")
+        raise invalid("name", f"one of {sorted(ENCODINGS)}", repr(name), fix)
     known = [f.name for f in fields(ENCODINGS[name])]
     for option in options:
         if option not in known:

@@ -88,6 +88,9 @@ def read(path: Path) -> Trajectory:
     kind, read_cameras, read_images = (
         ("bin", _binary_cameras, _binary_images) if is_binary else ("txt", _text_cameras, _text_images)
     )
+    if (folder / f"images.{kind}").is_file() and not (folder / f"cameras.{kind}").is_file():
+        fix = "keep the files of a COLMAP model together, and name their folder"
+        raise invalid(str(folder), f"a folder with cameras.{kind} and images.{kind}", f"no cameras.{kind}", fix)
     cameras, headers = read_cameras(folder / f"cameras.{kind}"), read_images(folder / f"images.{kind}")
     require_rows(folder / f"images.{kind}", headers, IMAGE_LAYOUT + " name")
     headers = [headers[k] for k in natural_order([name for _, _, name in headers])]

@@ -22,7 +22,9 @@ def check_rigid(
     check_shape(world_from_camera, name)
     if not bool(torch.isfinite(world_from_camera).all()):
         bad = (~torch.isfinite(world_from_camera)).flatten(-2).any(-1).nonzero()[0].tolist()
-        raise invalid(name, "finite", f"NaN or inf at index {bad}", "drop these cameras or mark them in has_pose")
+        where = f" at index {bad}" if bad else ""  # one pose alone has no index
+        fix = "drop these cameras or mark them in has_pose" if bad else "drop this pose"
+        raise invalid(name, "finite", f"NaN or inf{where}", fix)
     pose = world_from_camera.to(torch.float64)
     _check_bottom_row(pose, name)
     _check_rotation(pose[..., :3, :3], name)

@@ -62,6 +62,8 @@ def test_a_first_frame_without_a_pose_leaves_the_bias() -> None:
 def test_rays_alone_and_other_integrations_are_refused() -> None:
     with pytest.raises(ValueError, match=r"encoding must be one of \['camco'\], got 'plucker'"):
         CameraBranchConfig(integration="epipolar", encoding="plucker")
+    with pytest.raises(ValueError, match=r"encoding must be one of .* got 'meorpe'; did you mean 'merope'\?"):
+        CameraBranchConfig(encoding="meorpe")
     with pytest.raises(ValueError, match=r"encoding must be one of .* got 'camco'; additive takes these"):
         CameraBranchConfig(integration="additive", encoding="camco")
     with pytest.raises(ValueError, match="encoding_options must be among"):

@@ -241,6 +241,12 @@ def test_blender_refuses_a_centred_lens_without_square_pixels(tmp_path: Path) ->
         formats.write(replace(random_trajectory("blender"), lens=lens), tmp_path / "a", "blender")
 
 
+def test_a_pose_that_is_not_finite_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "path.txt").write_text("0 0 0 0 0 0 0 1\n0.1 nan 0 0 0 0 0 1\n0.2 2 0 0 0 0 0 1\n")
+    with pytest.raises(ValueError, match=r"path\.txt:2 must be finite, got NaN or inf; drop this pose$"):
+        formats.read(tmp_path / "path.txt", format="tum")
+
+
 def test_missing_and_broken_times_are_refused(tmp_path: Path) -> None:
     trajectory = random_trajectory("tum")
     with pytest.raises(ValueError, match=r"trajectory.timestamps_s must be given for tum"):

@@ -132,6 +132,12 @@ def whole_images(camera: int, points: int) -> bytes:
     return struct.pack("<QI7dI", 1, 1, 1.0, *[0.0] * 6, camera) + b"a.png\0" + struct.pack("<Q", points)
 
 
+def test_images_without_their_cameras_name_the_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "images.txt").write_text("1 1 0 0 0 0 0 1 3 a.png\n\n")
+    with pytest.raises(ValueError, match=r"a folder with cameras\.txt and images\.txt, got no cameras\.txt"):
+        formats.read(tmp_path / "images.txt", format="colmap")
+
+
 @pytest.mark.parametrize("name", ["pinhole", "brown", "rational", "fisheye", "extended-0.7", "panorama"])
 def test_what_we_write_is_read_by_pycolmap_as_we_mean(tmp_path: Path, name: str) -> None:
     trajectory = replace(random_trajectory("colmap"), lens=LENSES[name])
