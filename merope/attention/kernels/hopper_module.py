@@ -4,6 +4,9 @@ The structures mirror those of hopper_*.cu and hopper_*.cuh.
 """
 
 import ctypes
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -29,6 +32,8 @@ SOURCES = (
 """In the order in which they are compiled as one text."""
 FOR_ALL_KEYS = ("hopper_wide.cu",)
 """Those of them that builds for cameras that see a part of the keys leave out."""
+OPTIONS = (b"--gpu-architecture=sm_90a", b"--std=c++17")
+"""Of NVRTC."""
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -174,16 +179,56 @@ def kernel_source(phases: bool, visible: bool) -> str:
 
 @lru_cache
 def cubin(phases: bool, visible: bool) -> bytes:
-    """The kernels compiled for sm_90a."""
-    nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    """The kernels compiled for sm_90a, which takes ten seconds: kept for the processes that come after this one."""
     source = kernel_source(phases, visible).encode()
-    options = (ctypes.c_char_p * 2)(b"--gpu-architecture=sm_90a", b"--std=c++17")
+    file = kept_cubin(source)
+    if file is None:
+        return _compiled(source)
+    with suppress(OSError):
+        return file.read_bytes()
+    made = _compiled(source)
+    with suppress(OSError):  # a folder that is full or cannot be written to
+        _keep(file, made)
+    return made
+
+
+def kept_cubin(source: bytes) -> Path | None:
+    """Where a source's code is kept on this machine: in merope/ of XDG_CACHE_HOME, or of ~/.cache; None: nowhere."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "merope"
+    except RuntimeError:  # a user without a home
+        return None
+    return folder / f"{hashlib.sha256(repr((source, OPTIONS, _nvrtc_version())).encode()).hexdigest()[:32]}.cubin"
+
+
+def _keep(file: Path, made: bytes) -> None:
+    """Write a file whole or not at all: another process may be reading it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(made)
+        os.replace(part, file)
+    except BaseException:
+        os.unlink(part)
+        raise
+
+
+def _compiled(source: bytes) -> bytes:
+    nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    options = (ctypes.c_char_p * len(OPTIONS))(*OPTIONS)
     _check("NVRTC", nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"hopper", 0, None, None))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if failed:
         log = _bytes_of(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, size).decode()
         raise RuntimeError(f"NVRTC could not compile the kernels for sm_90a (it needs CUDA 12 or newer): {log}")
     return _bytes_of(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, size)
+
+
+def _nvrtc_version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check("NVRTC", _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
 
 
 def _bytes_of(
