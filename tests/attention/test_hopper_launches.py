@@ -133,6 +133,37 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
     assert work.scale == finish.scale == pytest.approx(128**-0.5)
 
 
+@pytest.mark.parametrize("others", [None, 0.25, 4.0])
+def test_errors_are_scaled_by_the_largest_value_of_the_output(
+    monkeypatch: pytest.MonkeyPatch, others: float | None
+) -> None:
+    """Values that the kernels are not given may be in the output, and its product with the gradient is subtracted."""
+    _, tables, (q, k, v) = case()
+    seen: list[Tensor] = []
+
+    class Bounding(Recorder):
+        """Every part of every head has norms of 1."""
+
+        def launch(self, name: str, grid, threads: int, shared: int, params: ctypes.Structure, early=False) -> None:  # type: ignore[no-untyped-def]
+            if name == "bound_and_pack_bf16":
+                self.bounds = (ctypes.c_float * (2 * 3 * hopper.PARTS * 2)).from_address(params.part_bounds)
+                self.bounds[:] = [1.0] * len(self.bounds)
+            if name == "pack_queries_bf16":
+                seen.append(torch.tensor(self.bounds[:]).view(2, 3, hopper.PARTS, 2).amax(2))
+
+    recorder = Bounding()
+    monkeypatch.setattr(hopper, "module", lambda _index, _phases, _visible: recorder)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    grad, out = torch.randn(2, 2, 270, 3, 128).bfloat16().unbind(0)
+    norms = None if others is None else torch.ones(2, 3)
+    if norms is not None:
+        norms[1, 2] = others
+    hopper._backward(grad, q, k, v, out, torch.randn(2, 3, 270), tables.tensors(), 2, norms)
+    expected = torch.ones(2, 3, 2)
+    expected[1, 2, 1] = max(1.0, others or 0.0)
+    torch.testing.assert_close(seen[0], expected)
+
+
 def test_plans_with_directions_take_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, asked = Recorder(), []
     monkeypatch.setattr(hopper, "module", lambda _index, phases, visible: asked.append((phases, visible)) or recorder)
@@ -182,7 +213,7 @@ def operator() -> Callable[..., tuple[Tensor, Tensor]]:
         return out.transpose(1, 2).contiguous(), lse
 
     @hopper._attend_backward.register_kernel("cpu")
-    def _(grad, q, k, v, out, lse, tables, cameras):  # type: ignore[no-untyped-def]
+    def _(grad, q, k, v, out, lse, tables, cameras, other_norms=None):  # type: ignore[no-untyped-def]
         grad, out = grad.transpose(1, 2), out.transpose(1, 2)
         weights = (q @ k.mT / 128**0.5 - lse[..., None]).exp()
         errors = weights * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) / 128**0.5

@@ -24,6 +24,8 @@ from merope.attention.kernels.hopper_visible import TILE
 
 SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 SCALE = 1 / math.sqrt(128)
+LARGEST = 2.0**14
+"""Numbers saturate there (`packed`, hopper_channels.cuh)."""
 STEP = 64
 """Queries of one step of the backward pass; each camera's are padded to a multiple."""
 PARTS = 32
@@ -134,6 +136,7 @@ def _backward(
     lse: Tensor,
     tables: list[Tensor],
     cameras: int,
+    other_norms: Tensor | None = None,  # float32 [B, H], the largest of values that only `out` and `lse` know of
 ) -> tuple[Tensor, Tensor, Tensor]:  # [B, Nq, H, 128], [B, Nk, H, 128] twice
     grad, q, k, v = (_aligned(x) for x in (grad, q, k, v))
     t = HopperTables(*tables)
@@ -169,6 +172,8 @@ def _backward(
     with torch.cuda.device(q.device):
         kernels = module(q.device.index, t.phases, t.visible)
         _bound_and_pack(grad.transpose(1, 2), k, v, part_bounds, packed, t)
+        if other_norms is not None:  # a head's bound is the largest of its parts
+            part_bounds[:, 0, 1] = torch.maximum(part_bounds[:, 0, 1], other_norms.flatten())
         kernels.launch(f"pack_queries_{suffix}", _token_grid(rows, batch, heads), 256, 0, pack)
         grid = (batch * heads * padded // TILE, 1, 1)
         kernels.launch(f"gradients_{suffix}", grid, 384, GRAD_SHARED_BYTES, gradients)
@@ -182,7 +187,7 @@ _attend_backward = torch.library.custom_op(
 
 
 @_attend_backward.register_fake
-def _(grad, q, k, v, out, lse, tables, cameras):  # type: ignore[no-untyped-def]
+def _(grad, q, k, v, out, lse, tables, cameras, other_norms=None):  # type: ignore[no-untyped-def]
     return tuple(x.new_empty((x.shape[0], x.shape[2], x.shape[1], 128)) for x in (q, k, v))
 
 
