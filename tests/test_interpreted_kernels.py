@@ -13,6 +13,7 @@ CHECKS = (
     "attention/fused_kernel_checks.py",
     "attention/fused_learning_checks.py",
     "attention/fused_visible_checks.py",
+    "attention/hopper_parts_checks.py",
     "encodings/table_kernel_checks.py",
     "world/draw_kernel_checks.py",
 )

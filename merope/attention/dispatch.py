@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from merope.attention.kernels.support import bytes_per_camera_of, why_not_fused
+from merope.attention.kernels.support import why_not_fused
 from merope.attention.length_clamp import with_clamped_lengths
 from merope.attention.plan import AttentionPlan
 from merope.attention.reference import attend_reference
@@ -69,11 +69,9 @@ def _picks_fused(q: Tensor, k: Tensor, plan: AttentionPlan, memory_budget: int) 
 
 def _fits(q: Tensor, k: Tensor, plan: AttentionPlan, memory_budget: int) -> bool:
     """Whether "fused" keeps to a memory budget: always where nothing is expanded."""
-    from merope.attention.fused import hopper_for
+    from merope.attention.fused import bytes_needed
 
-    if hopper_for(q, plan) is not None:
-        return True
-    return bytes_per_camera_of(plan, k, torch.is_grad_enabled()) <= memory_budget
+    return bytes_needed(q, k, plan, torch.is_grad_enabled()) <= memory_budget
 
 
 def make_ready(plan: AttentionPlan, dtype: torch.dtype) -> None:

@@ -1,6 +1,7 @@
 """Attention under a plan for NVIDIA GPUs: one kernel per transform, and one place where query cameras are grouped.
 
-On Hopper GPUs MeRoPE's keys and values turn inside the attention loop (`merope.attention.kernels.hopper`). Elsewhere:
+On Hopper GPUs MeRoPE's keys and values turn inside the attention loop (`merope.attention.kernels.hopper`), and tokens
+without a camera are attended to apart (`merope.attention.kernels.hopper_parts`). Elsewhere:
 
 Transforms of queries, keys, values and output are single Triton kernels over all blocks of a plan
 (`merope.attention.kernels.transforms`). Keys and values of grouped encodings are expanded for a chunk of query cameras
@@ -20,10 +21,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from merope.attention.kernels import hopper_module
 from merope.attention.kernels.grouped import grouped_attention_backward, grouped_attention_forward
 from merope.attention.kernels.hopper import SUFFIX
+from merope.attention.kernels.hopper_parts import attend_hopper_parts
 from merope.attention.kernels.hopper_tables import HopperTables, has_phases, make_tables, why_not_plan
 from merope.attention.kernels.prepared import PreparedPlan, cameraless, capability, kept, prepared
 from merope.attention.kernels.support import bytes_per_camera_of, learns_tables
 from merope.attention.kernels.table_gradients import TableGradients, add_uses, learned_tables
+from merope.attention.kernels.tokens_apart import KeysApart, has_tokens_apart, keys_apart
 from merope.attention.kernels.transforms import turn
 from merope.attention.plan import AttentionPlan
 from merope.attention.sdpa import attend_sdpa
@@ -47,31 +50,47 @@ def attend_fused(
     """
     if not plan.blocks:
         return attend_sdpa(q, k, v, plan, memory_budget) if plan.visible_keys else scaled_dot_product_attention(q, k, v)
-    hopper = hopper_for(q, plan)
-    if hopper is not None:
-        q, k, v = (_dense_channels(x) for x in (q, k, v))
-        return torch.ops.merope.attend_hopper(q, k, v, hopper.tensors(), plan.query_cameras)[0].transpose(1, 2)
     training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    backward = training or learns_tables(plan)
-    needed = bytes_per_camera_of(plan, k, backward)
+    needed = bytes_needed(q, k, plan, training or learns_tables(plan))
     if needed > memory_budget:
         expected = f"at least {needed} bytes, what one query camera needs"
         raise invalid("memory_budget", expected, memory_budget, 'raise it or use backend="sdpa", which splits heads')
-    out = _attend(q, k, v, plan, memory_budget)
+    tables = hopper_for(q, plan)
+    if tables is None:
+        out = _attend(q, k, v, plan, memory_budget)
+    else:
+        out = _attend_hopper(q, k, v, plan, tables, memory_budget)
     chosen = plan.cameraless_queries
     if chosen.numel() == 0:
         return out
     alone = _attend(q[:, :, chosen], k, v, cameraless(plan), memory_budget)
+    if tables is not None:  # the same queries in every sample
+        return out.transpose(1, 2).index_copy(1, chosen, alone.transpose(1, 2)).transpose(1, 2)
     plain = torch.zeros_like(out).index_copy(2, chosen, alone)
     return torch.where(plan.query_has_camera[:, None, :, None], out, plain)
 
 
+def bytes_needed(q: Tensor, k: Tensor, plan: AttentionPlan, backward: bool) -> int:
+    """Bytes of keys and values that are expanded for one query camera, and of their gradients."""
+    if hopper_for(q, plan) is None:
+        return bytes_per_camera_of(plan, k, backward)
+    alone = bytes_per_camera_of(cameraless(plan), k, backward) if plan.cameraless_queries.numel() else 0
+    rest = _keys_apart(plan).rest if plan.has_cameraless_keys else None
+    return max(alone, 0 if rest is None else bytes_per_camera_of(rest, k[:, :, : rest.key_tokens], backward))
+
+
 def make_ready(q: Tensor, plan: AttentionPlan) -> None:
     """Make now what a plan keeps for inputs like q (of any shape); a graph of torch.compile cannot make it."""
-    if plan.blocks and hopper_for(q, plan) is None:
+    if not plan.blocks:
+        return
+    if hopper_for(q, plan) is None:
         prepared(plan, q.dtype)
-        if plan.cameraless_queries.numel():
-            prepared(cameraless(plan), q.dtype)
+    elif has_tokens_apart(plan):
+        rest = _keys_apart(plan).rest
+        if rest is not None:
+            prepared(rest, q.dtype)
+    if plan.cameraless_queries.numel():
+        prepared(cameraless(plan), q.dtype)
 
 
 def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
@@ -84,6 +103,23 @@ def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
         return make_tables(plan) if why_not_plan(plan) is None and _can_build(has_phases(plan), visible) else None
 
     return kept(plan, "hopper", tables)
+
+
+def _attend_hopper(
+    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, tables: HopperTables, memory_budget: int
+) -> Tensor:  # [B, H, Nq, d]
+    """Rows of queries without a camera are not meaningful."""
+    q, k, v = (_dense_channels(x) for x in (q, k, v))
+    if not has_tokens_apart(plan):
+        return torch.ops.merope.attend_hopper(q, k, v, tables.tensors(), plan.query_cameras)[0].transpose(1, 2)
+    keys, queries = _keys_apart(plan), plan.query_cameras * plan.tokens_per_camera
+    maps = ([], []) if keys.rest is None else prepared(keys.rest, q.dtype).pack()
+    sizes = (plan.query_cameras, queries, keys.with_camera, memory_budget)
+    return attend_hopper_parts(q, k, v, tables.tensors(), keys.order, *maps, *sizes)[0].transpose(1, 2)
+
+
+def _keys_apart(plan: AttentionPlan) -> KeysApart:
+    return kept(plan, "keys apart", lambda: keys_apart(plan))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from merope.attention.kernels import hopper, hopper_module, hopper_tables
 from merope.attention.kernels.hopper_visible import TILE
 from merope.attention.kernels.prepared import prepare
 from merope.attention.plan import AttentionPlan
+from merope.attention.visible_cameras import Visibility
 from merope.encodings.gta import GTA
 from merope.encodings.merope import MeRoPE
 from merope.encodings.none import NoEncoding
 from merope.geometry.cameras import Cameras
+from merope.geometry.lenses import Lens
 from tests.foreign_plans import ACCEPTED, FOREIGN, random_plan
 from tests.scenes import PINHOLE, RIMMED, curved_drive, degenerate_cameras, random_poses
 
@@ -221,6 +224,39 @@ def test_tables_are_contiguous_and_of_every_sample(direction_scale: float | None
     assert {tensor.shape[0] for tensor in tables.tensors()[:7]} == {2}
 
 
+def some_cameras(*has_pose: list[bool]) -> Cameras:
+    flags = torch.tensor(has_pose)
+    return Cameras(random_poses(*flags.shape), PINHOLE, flags)
+
+
+def some_poses(*has_pose: list[bool], key: Cameras | None = None) -> AttentionPlan:
+    return MeRoPE(128).plan(some_cameras(*has_pose), (1, 2), key=key)
+
+
+def late_queries() -> AttentionPlan:
+    """As no encoding makes them: a token after the cameras' has one."""
+    plan = MeRoPE(128).plan(Cameras(curved_drive(2), PINHOLE), (1, 2), extra_tokens=2)
+    flags = plan.query_has_camera.clone()
+    flags[0, 4] = True
+    return replace(plan, query_has_camera=flags)
+
+
+@pytest.mark.parametrize("direction_scale", [None, 50.0])
+@pytest.mark.parametrize("lens", [PINHOLE, RIMMED])
+def test_tables_hold_the_pairs_that_both_have_a_camera(lens: Lens, direction_scale: float | None) -> None:
+    encoding = MeRoPE(128, direction_scale=direction_scale)
+    plan = encoding.plan(Cameras(random_poses(2, 2), lens), (3, 10), extra_tokens=2)
+    assert hopper_tables.why_not_plan(plan) is None
+    tables = hopper_tables.make_tables(plan)
+    queries, keys = (flags[0].nonzero().squeeze(-1) for flags in (plan.query_has_camera, plan.key_has_camera))
+    assert 0 < len(keys) < plan.key_tokens
+    assert (tables.query_native.shape[1], tables.key_native.shape[1]) == (60, len(keys))
+    for sample, query, place in ((0, 0, 0), (1, -1, 1), (1, 1, len(keys) - 1)):
+        token = int(queries[query])
+        u = pair_operator(plan, tables, token, place, sample)
+        torch.testing.assert_close(u, plan.operator(token, int(keys[place]), sample), rtol=0, atol=3e-3)
+
+
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
@@ -229,8 +265,16 @@ def test_tables_are_contiguous_and_of_every_sample(direction_scale: float | None
         (MeRoPE(128, fractions=(0.0, 0.5, 1.0)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "quaternion [3, 4]"),
         (MeRoPE(128, anchor_frame="transport").plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "MinRot"),
         (MeRoPE(128, transform_values=False).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "values"),
-        (MeRoPE(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1), "camera for every token"),
-        (MeRoPE(128).plan(Cameras(curved_drive(2), RIMMED), (9, 16)), "camera for every token"),
+        (some_poses([True, False], [False, True]), "the same tokens with a camera in every sample"),
+        (some_poses([False, False], [False, False]), "a query and a key with a camera"),
+        (some_poses([True, True], key=some_cameras([False, False])), "a query and a key with a camera"),
+        (
+            MeRoPE(128).plan(
+                Cameras(curved_drive(2), PINHOLE), (2, 3), extra_tokens=1, sees=Visibility.block_causal(2, 1)
+            ),
+            "camera for every token, where `sees`",
+        ),
+        (late_queries(), "among the cameras' tokens"),
         (GTA(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "paper's partition"),
         (NoEncoding(128).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "nothing to turn"),
         (

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from merope.attention.kernels.hopper_visible import TILE, visible_tables
+from merope.attention.kernels.tokens_apart import why_not_apart, with_cameras
 from merope.attention.operators import Form, Operator
 from merope.attention.plan import AttentionPlan, Block
 
@@ -83,10 +84,10 @@ def why_not_plan(plan: AttentionPlan) -> str | None:
         return "they hold two intervals of keys for each query camera"
     if not plan.transform_values:
         return "they turn values as well as keys"
-    # Counted, too: without a camera block, tokens after the cameras' are not among the queries without a camera.
-    after_cameras = plan.query_tokens - plan.query_cameras * plan.tokens_per_camera
-    if plan.has_cameraless_keys or plan.cameraless_queries.numel() or after_cameras:
-        return "they need a camera for every token"
+    reason = why_not_apart(plan)
+    if reason is not None:
+        return reason
+    plan = with_cameras(plan)
     for block in plan.blocks:
         query, key = DIRECTIONS if _has_directions(block) else SLOTS[block.start, block.stop]
         for name, operator, side in (("query", block.query, query), ("key", block.key, key)):
@@ -146,7 +147,11 @@ def _defect(operator: Operator) -> Tensor:  # float64 []
 
 
 def make_tables(plan: AttentionPlan) -> HopperTables:
-    """Lay out a plan's operators for the kernels; blocks that are off become the identity."""
+    """Lay out a plan's operators for the kernels; blocks that are off become the identity.
+
+    Of tokens without a camera, none but queries among the cameras' tokens are in the tables.
+    """
+    plan = with_cameras(plan)
     samples = plan.batch
     padding = -plan.key_tokens % TILE
     blocks = {(block.start, block.stop): block for block in plan.blocks}
