@@ -248,7 +248,7 @@ def error_ratio(plan: AttentionPlan, backend: str, seed: int) -> float:
         pairs = zip(results(attention, rounded), right, strict=True)
         return [float(((a.double() - b).norm() / b.norm()).detach()) for a, b in pairs]
 
-    budget = 2**30 if backend == "sdpa" else 2**22  # several chunks of query cameras
+    budget = 2**30 if backend == "sdpa" else 2**24  # of 5 cameras of 9×16 tokens, 3 at a time
     with chosen(backend) as name:
         ours = errors(
             lambda q, k, v: merope.attend(q, k, v, plan, backend=name, memory_budget=budget),
