@@ -35,7 +35,12 @@ def expanded(seed: int) -> AttentionPlan:
     return MeRoPE(anchor_frame="transport").plan(cameras, (3, 5), extra_tokens=1)
 
 
-@pytest.mark.parametrize("make", [paper, expanded])
+def apart(seed: int) -> AttentionPlan:
+    """On a Hopper GPU, the extra token is attended to apart."""
+    return MeRoPE().plan(Cameras(random_poses(2, seed=seed), LENS).to(DEVICE), (3, 5), extra_tokens=1)
+
+
+@pytest.mark.parametrize("make", [paper, expanded, apart])
 def test_one_graph_for_all_plans(make: Callable[[int], AttentionPlan]) -> None:
     def scaled(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
         return 2 * merope.attend(1.5 * q, k, v, plan)
