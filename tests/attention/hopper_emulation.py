@@ -7,6 +7,7 @@ from torch import Tensor
 
 from merope.attention.kernels import hopper
 from merope.attention.kernels.hopper_tables import HopperTables
+from tests.attention.test_hopper_arithmetic import view_words
 from tests.attention.test_hopper_tables import disparity_from_tables, translation_from_tables
 
 calls: list[tuple[int, int]] = []
@@ -36,7 +37,7 @@ def of_queries(t: HopperTables, sample: int, tokens: slice) -> list[Tensor]:
 def of_keys(t: HopperTables, sample: int, camera: int, keys: int) -> list[Tensor]:
     """K as a query camera sees it, in the same order."""
     if t.phases:
-        words = t.key_views[sample, camera, :, 9:].transpose(1, 2).unflatten(2, (9, 2))
+        words = view_words(t, sample, camera)[:, 9:].unflatten(1, (9, 2))
         cosine, sine = (x.reshape(-1, 18) for x in words.unbind(-2))
         middle = rotary(torch.stack((cosine, sine), dim=-1))
     else:

@@ -17,6 +17,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 struct float2 { float x, y; };
 struct int4 { int x, y, z, w; };
+struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct Index { int x, y, z; } threadIdx, blockIdx, gridDim;
 float2 make_float2(float x, float y) { return {x, y}; }
@@ -134,10 +135,9 @@ int main() {
     static const Read<float, kTokens * kOwnFloats> rotation;
     static const Read<u32, kCameras * kTokens * kViewWords> views;
     static const Read<u32, kCameras * kCameras * 12> phasors;
-    static const Read<int, kTokens> key_camera;
     AttendParams p = {};
     p.disparity = disparity.at, p.rotation = rotation.at, p.native = native.at;
-    p.key_views = views.at, p.phasors = (const uint4*)phasors.at, p.key_camera = key_camera.at;
+    p.key_views = views.at, p.phasors = (const uint4*)phasors.at;
     p.batch = p.heads = 1, p.cameras = p.key_cameras = kCameras, p.tokens_per_camera = kTokens / kCameras;
     p.queries = p.keys = p.padded_keys = kTokens;
     blockIdx.x = CAMERA;

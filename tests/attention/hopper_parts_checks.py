@@ -18,7 +18,7 @@ from scenes import PINHOLE, random_poses, random_qkv
 import merope
 from merope import AttentionPlan, Cameras, MeRoPE, UnifiedCamera
 from merope.attention import dispatch, fused
-from merope.attention.kernels import hopper_parts
+from merope.attention.kernels import hopper_parts, hopper_tables
 from merope.attention.kernels.hopper_tables import make_tables, why_not_plan
 from merope.attention.kernels.prepared import kept, prepared
 from tests.attention import hopper_emulation
@@ -86,6 +86,7 @@ PLANS: dict[str, Callable[[MeRoPE], AttentionPlan]] = {
 def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that fit take the kernels; their tables are in float32, so that an error is one of the host's."""
     monkeypatch.setattr(Tensor, "half", Tensor.float)
+    monkeypatch.setattr(hopper_tables, "_words", lambda numbers: numbers.contiguous().view(torch.int64))
 
     def tables(_q: Tensor, plan: AttentionPlan):  # type: ignore[no-untyped-def]
         return kept(plan, "hopper", lambda: make_tables(plan) if why_not_plan(plan) is None else None)

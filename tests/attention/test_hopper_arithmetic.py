@@ -31,6 +31,15 @@ def half(x: Tensor) -> Tensor:
     return x.half().double()
 
 
+def view_words(tables: HopperTables, sample: int, camera: int) -> Tensor:  # float16 [padded keys, 9 or 27, 2]
+    """Half-vectors, then phasors of directions in order, of a camera. Words of 8 bytes hold float32 in a test."""
+    groups = tables.key_views[sample, camera].split(4 * 128, dim=-1)  # of tiles
+    words = torch.cat([group.unflatten(-1, (128, -1)) for group in groups], dim=-1).flatten(0, 1)  # [keys, words]
+    words = torch.cat((words[:, :9], words[:, 12:], words[:, 10:12]), dim=1)
+    numbers = torch.float16 if words.dtype == torch.int32 else torch.float32
+    return words.contiguous().view(numbers).unflatten(1, (-1, 2))
+
+
 @dataclass(frozen=True)
 class View:
     """Keys as one query camera sees them: the kernels' numbers for every key."""
@@ -40,7 +49,7 @@ class View:
 
     @classmethod
     def of(cls, tables: HopperTables, camera: int, keys: int) -> "View":
-        words = tables.key_views[0, camera].double().transpose(1, 2).flatten(0, 1)[:keys]  # [Nk, 9 or 27, 2]
+        words = view_words(tables, 0, camera).double()[:keys]  # [Nk, 9 or 27, 2]
         steps = tables.phasors[0, camera].double()[tables.key_camera[:keys].long()]  # [Nk, 6, 2, 2]
         two_by_two = torch.cat((steps, words[:, 9:].unflatten(1, (-1, 2))), dim=1)
         return cls(words[:, :9].reshape(-1, 6, 3), two_by_two.transpose(-1, -2).flatten(1, 2))

@@ -88,7 +88,6 @@ def test_forward_kernels_are_given_what_their_fields_name(
     assert (blocks, threads, shared) == ((2 * 3 * 2 * tiles, 1, 1), 512, shared_bytes)
     pointers(attend, q=q, out=out, lse=lse, disparity=tables.query_disparity, rotation=tables.query_rotation)
     pointers(attend, native=tables.query_native, key_views=tables.key_views, phasors=tables.phasors)
-    pointers(attend, key_camera=tables.key_camera)
     assert (attend.packed_k, attend.packed_v) == (pack.packed_k, pack.packed_v)
     assert (attend.batch, attend.heads, attend.cameras, attend.tokens_per_camera) == (2, 3, 2, per_camera)
     assert (attend.queries, attend.keys, attend.padded_keys, attend.key_cameras) == (2 * per_camera, 210, 256, 4)
@@ -174,7 +173,7 @@ def test_plans_with_directions_take_kernels_of_their_own(monkeypatch: pytest.Mon
     out, lse = hopper._forward(q, k, v, tables.tensors(), plan.query_cameras)
     hopper._backward(grad.transpose(1, 2).contiguous(), q, k, v, out, lse, tables.tensors(), plan.query_cameras)
     assert set(asked) == {(True, False)}
-    assert tables.key_views.shape == (2, 3, 4, 27, 128, 2)
+    assert tables.key_views.shape == (2, 3, 4, 28 * 128)
     for name in ("attend_wide_bf16", "pack_queries_bf16", "finish_queries_bf16"):
         pointers(recorder.launches[name][3], rotation=tables.query_rotation, disparity=tables.query_disparity)
     for name in ("attend_wide_bf16", "gradients_bf16"):

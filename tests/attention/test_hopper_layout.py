@@ -44,7 +44,7 @@ def test_keys_values_and_queries_turn_in_their_places(tmp_path: Path, phases: bo
     frames = torch.zeros(TOKENS, 9) if phases else tables.key_rotation[0]
     given = (
         *(keys, values, queries, frames, tables.query_disparity, tables.key_native, tables.query_native),
-        *(tables.query_rotation, tables.key_views, tables.phasors[:, :, :4], tables.key_camera),
+        *(tables.query_rotation, tables.key_views, tables.phasors[:, :, :4]),
     )
     data = b"".join(x.contiguous().numpy().tobytes() for x in given)
     output = subprocess.run([compiled(tmp_path, phases)], input=data, capture_output=True, check=True).stdout

@@ -20,6 +20,7 @@ from merope.encodings.merope import MeRoPE
 from merope.encodings.none import NoEncoding
 from merope.geometry.cameras import Cameras
 from merope.geometry.lenses import Lens
+from tests.attention.test_hopper_arithmetic import view_words
 from tests.foreign_plans import ACCEPTED, FOREIGN, random_plan
 from tests.scenes import PINHOLE, RIMMED, curved_drive, degenerate_cameras, random_poses
 
@@ -30,7 +31,7 @@ def disparity_from_tables(
     tables: hopper_tables.HopperTables, sample: int, camera: int
 ) -> Tensor:  # [padded keys, 6, 3, 3]
     """The kernel's arithmetic: z negated, then y − 2 m (m · y)."""
-    numbers = tables.key_views[sample, camera, :, :9].double().transpose(1, 2).reshape(-1, 6, 3)
+    numbers = view_words(tables, sample, camera)[:, :9].double().reshape(-1, 6, 3)
     reflection = torch.eye(3, dtype=torch.float64) - 2 * numbers[..., :, None] * numbers[..., None, :]
     return reflection * torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
 
@@ -47,7 +48,7 @@ def directions_from_tables(
     tables: hopper_tables.HopperTables, sample: int, camera: int, query: int
 ) -> Tensor:  # [padded keys, 18, 2, 2]
     """A query's own phases beside those of the keys in its camera's view."""
-    words = tables.key_views[sample, camera, :, 9:].double().transpose(1, 2).unflatten(2, (9, 2))
+    words = view_words(tables, sample, camera)[:, 9:].double().unflatten(1, (9, 2))
     cosine, sine = (x.reshape(-1, 18) for x in words.unbind(-2))
     own = torch.view_as_complex(tables.query_rotation[sample, query].double().unflatten(-1, (18, 2)))
     cosine, sine = torch.view_as_real(own * torch.complex(cosine, sine)).unbind(-1)
@@ -204,7 +205,7 @@ def test_cross_attention_names_the_cameras_of_the_keys() -> None:
     queries, keys = Cameras(curved_drive(2), PINHOLE), Cameras(random_poses(5), PINHOLE)
     plan = MeRoPE(128).plan(queries, (3, 3), key=keys, key_grid=(7, 5))
     tables = hopper_tables.make_tables(plan)
-    assert tables.key_views.shape == (1, 2, 2, 9, 128, 2)
+    assert tables.key_views.shape == (1, 2, 2, 10 * 128)
     torch.testing.assert_close(pair_operator(plan, tables, 13, 174, 0), plan.operator(13, 174), rtol=0, atol=3e-3)
 
 
@@ -213,7 +214,16 @@ def test_padding_neither_turns_nor_points_outside_the_tables() -> None:
     tables = hopper_tables.make_tables(plan)
     assert tables.key_camera.shape == (256,)
     assert bool((tables.key_camera < tables.phasors.shape[2]).all())
-    assert not tables.key_views[:, :, 1, :, 16:].any()
+    assert not any(view_words(tables, 0, camera)[144:].any() for camera in range(2))
+
+
+@pytest.mark.parametrize("direction_scale", [None, 50.0])
+def test_views_name_the_cameras_of_keys(direction_scale: float | None) -> None:
+    plan = MeRoPE(128, direction_scale=direction_scale).plan(Cameras(random_poses(2, 3), PINHOLE), (9, 8))
+    tables = hopper_tables.make_tables(plan)
+    last = tables.key_views[..., 8 * TILE :].unflatten(-1, (-1, 2 if direction_scale is None else 4))[..., :TILE, 1]
+    assert len(tables.key_camera.unique()) == 3
+    assert bool((last.flatten(2) == tables.key_camera).all())
 
 
 @pytest.mark.parametrize("direction_scale", [None, 50.0])

@@ -63,7 +63,7 @@ def _forward(
     attend = AttendParams(
         *(tokens(q), tokens(out.transpose(1, 2)), packed[0].data_ptr(), packed[1].data_ptr(), lse.data_ptr()),
         *(x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)),
-        *(t.key_views.data_ptr(), t.phasors.data_ptr(), t.key_camera.data_ptr(), own_tables),
+        *(t.key_views.data_ptr(), t.phasors.data_ptr(), own_tables),
         *(batch, heads, cameras, queries // cameras, queries, keys, padded, t.phasors.shape[2], SCALE),
         *(t.seen_keys.data_ptr(), t.camera_order.data_ptr()),
     )

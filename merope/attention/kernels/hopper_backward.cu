@@ -214,7 +214,7 @@ __device__ __forceinline__ void walk_queries(
         const int row = group * 64 + thread % 64;
         const char* from = shared + kPacked + (thread < 64 ? 0 : kHalfBytes) + row * 128;
         const CameraTables view = camera_tables(p, tables, camera, tile);
-        turned.turn.load_half_vectors(view.key_views + row);
+        turned.turn.load_half_vectors(view.key_views + 4 * row, row);
         turned.turn.load_phasors(view.phasors + 3 * camera_of(row));
         turned.load((const uint4*)from, row & 7);
     };
@@ -227,7 +227,7 @@ __device__ __forceinline__ void walk_queries(
         const int row = group * 64 + thread % 64;
         const i64 at = (pair * 2 + 1) * p.padded_keys + tile * kKeys + row;
         const uint4* from = (const uint4*)((thread < 64 ? p.packed_k : p.packed_v) + at * 64);
-        turned_directions.load(from, row & 7, camera_tables(p, tables, camera, tile).key_views + row);
+        turned_directions.load(from, row & 7, camera_tables(p, tables, camera, tile).key_views + 4 * row);
     };
     auto publish = [&]() {
         fence_async_proxy();

@@ -96,11 +96,13 @@ struct SumTurn {  // a key's operators on the words of one lane, into a camera's
     uint2 pairs;
 
     __device__ __forceinline__ void load(const CameraTables& tables, int row, int key_camera, int word) {
-        const u32* n = tables.key_views + row;
+        const u32* n = tables.key_views + 4 * row;
         const u32* phasors = (const u32*)(tables.phasors + 3 * key_camera);
-        const u32* other = word < 2 ? n + (6 + word) * kKeys : phasors + 2 * (word - 2);
-        anchor[0] = __ldg(n + 3 * word / 2 * kKeys), anchor[1] = __ldg(n + (3 * word / 2 + 1) * kKeys);
-        mixed[0] = __ldg(other), mixed[1] = __ldg(other + (word < 2 ? kKeys : 1));
+        // Words 0 and 1, 1 and 2, 3 and 4, 4 and 5; then 6 and 7, 7 and 8
+        anchor[0] = __ldg(n + (word < 3 ? word + word / 2 : kGroupWords));
+        anchor[1] = __ldg(n + (word < 2 ? word + 1 : kGroupWords + word - 2));
+        const u32* other = word < 2 ? n + kGroupWords + 2 + word : phasors + 2 * (word - 2);
+        mixed[0] = __ldg(other), mixed[1] = __ldg(other + (word == 1 ? kGroupWords - 3 - (4 - kLastWords) * row : 1));
         pairs = __ldg((const uint2*)phasors + 2 + word);
     }
     // An anchor's three numbers are the first of two words' four, or the last. Both columns.
@@ -164,9 +166,10 @@ template <int kViews> struct DirectionSumTurns {  // as SumTurns, of half 1: two
 
     __device__ __forceinline__ void load(int view, const CameraTables& tables, const int (&row)[2], int word) {
 #pragma unroll
-        for (int i = 0; i < 12; ++i) {
-            const int r = i / 6, j = i % 6 / 2, two = 4 * j + (j < 2 ? word : 0);
-            phasors[view][r][i % 6] = __ldg(tables.key_views + (9 + 2 * two + i % 2) * kKeys + row[r]);
+        for (int i = 0; i < 6; ++i) {
+            const int r = i / 3, j = i % 3, two = 4 * j + (j < 2 ? word : 0);
+            const uint2 words = __ldg((const uint2*)direction_words(tables.key_views + 4 * row[r], 2 * two));
+            phasors[view][r][2 * j] = words.x, phasors[view][r][2 * j + 1] = words.y;
         }
     }
     __device__ __forceinline__ void turn(float (&d)[64], int view, int r, int j, float sign) const {

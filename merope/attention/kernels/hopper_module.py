@@ -74,7 +74,7 @@ class AttendParams(ctypes.Structure):
     _fields_ = [
         *((name, Tokens) for name in ("q", "out")),
         *((name, ctypes.c_void_p) for name in ("packed_k", "packed_v", "lse", "disparity", "rotation", "native")),
-        *((name, ctypes.c_void_p) for name in ("key_views", "phasors", "key_camera")),
+        *((name, ctypes.c_void_p) for name in ("key_views", "phasors")),
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("batch", "heads", "cameras", "tokens_per_camera", "queries", "keys")),
         *((name, ctypes.c_int) for name in ("padded_keys", "key_cameras")),

@@ -48,8 +48,8 @@ class HopperTables:
     query_native: Tensor  # float32 [T, Nq, 16, 2]
     key_rotation: Tensor  # float32 [T, Nk, 9], or [T, 0, 9]: with directions, not read
     key_native: Tensor  # float32 [T, Nk, 16, 2]
-    key_views: Tensor  # float16 [T, Vq, key tiles, 9 or 27, 128, 2]: m of six anchors, 18 numbers per key, in pairs;
-    # then phasors of directions, pairs two by two, cosines then sines
+    key_views: Tensor  # int32 [T, Vq, key tiles, 10 · 128 or 28 · 128]: words of keys in the order of `_key_views`,
+    # four of every key of the tile, then the next four (of ten, the last two)
     phasors: Tensor  # float16 [T, Vq, rows, 6, 2, 2]: pairs of translation two by two, cosines then sines
     key_camera: Tensor  # int32 [padded keys], row of `phasors`
     # What is seen: three tables without rows where every query sees every key.
@@ -60,7 +60,7 @@ class HopperTables:
     @property
     def phases(self) -> bool:
         """Whether directions have phases, in place of the rotation block."""
-        return self.key_views.shape[3] > 9
+        return self.key_views.shape[3] > 10 * TILE
 
     @property
     def visible(self) -> bool:
@@ -169,28 +169,39 @@ def make_tables(plan: AttentionPlan) -> HopperTables:
     key_frame = rotation.key if rotation and not directions else None
     own = torch.tensor([1.0, 0.0], dtype=torch.float32).repeat(DIRECTION_PAIRS) if directions else frame
     seen_keys, camera_order, walks = visible_tables(plan)
+    key_camera = _key_camera(plan, translation, padding)
     return HopperTables(
         query_disparity=per_token(disparity.query if disparity else None, frame, plan.query_tokens),
         query_rotation=per_token(rotation.query if rotation else None, own, plan.query_tokens),
         query_native=per_token(native.query if native else None, unturned, plan.query_tokens),
         key_rotation=per_token(key_frame, frame, 0 if directions else plan.key_tokens),
         key_native=per_token(native.key if native else None, unturned, plan.key_tokens),
-        key_views=_key_views(plan, disparity, directions, samples),
+        key_views=_key_views(plan, disparity, directions, key_camera),
         phasors=_phasors(plan, translation, samples),
-        key_camera=_key_camera(plan, translation, padding),
+        key_camera=key_camera,
         seen_keys=seen_keys,
         camera_order=camera_order,
         walks=walks,
     )
 
 
-def _key_views(plan: AttentionPlan, disparity: Block | None, directions: Block | None, samples: int) -> Tensor:
-    views = [_half_vectors(plan, disparity, samples)]
+def _key_views(plan: AttentionPlan, disparity: Block | None, directions: Block | None, key_camera: Tensor) -> Tensor:
+    """Words of two float16: m of six anchors (9); the key's row of `phasors` (1, an integer); phasors of directions,
+    pairs two by two, cosines then sines (the last 2 of 18, then 16)."""
+    samples, cameras = plan.batch, plan.query_cameras
+    padding = (0, 0, 0, len(key_camera) - plan.key_tokens)
+    words = [_words(pad(_half_vectors(plan, disparity, samples), padding))]  # [T, Vq, padded keys, words]
+    words.append(key_camera[:, None].expand(samples, cameras, -1, 1))
     if directions is not None:
-        phasors = _two_by_two(directions.key.table[:, 0].detach())
-        views.append(phasors.expand(samples, plan.query_cameras, *phasors.shape[2:]).flatten(-3))
-    numbers = pad(torch.cat(views, dim=-1), (0, 0, 0, -plan.key_tokens % TILE))  # [T, Vq, padded keys, 18 or 54]
-    return numbers.unflatten(3, (-1, 2)).unflatten(2, (-1, TILE)).transpose(3, 4).contiguous()
+        phasors = _two_by_two(directions.key.table[:, 0].detach()).flatten(-3)
+        turns = _words(pad(phasors.expand(samples, cameras, *phasors.shape[2:]), padding))
+        words += [turns[..., 16:], turns[..., :16]]
+    groups = torch.cat(words, dim=-1).unflatten(2, (-1, TILE)).split(4, dim=-1)
+    return torch.cat([group.flatten(-2) for group in groups], dim=-1)
+
+
+def _words(numbers: Tensor) -> Tensor:  # float16 [..., 2 n] to int32 [..., n]
+    return numbers.contiguous().view(torch.int32)
 
 
 def _half_vectors(plan: AttentionPlan, block: Block | None, samples: int) -> Tensor:  # float16 [T, Vq, Nk, 18]

@@ -1,7 +1,6 @@
 // Tiles of packed keys and values on their way through shared memory: copied, turned into the query camera's view.
 
 constexpr int kTurningWarps = 4 + 3 * kPhases;  // of half 0, and of half 1 where it depends on the query's camera
-constexpr int kViewWords = 9 + kDirectionWords * kPhases;  // of a key in a camera's view
 constexpr float kWeightShift = 8.f;  // the largest weight of the first tile is 2^8: half precision reaches 2^-32 of it
 
 struct AttendParams {
@@ -12,10 +11,9 @@ struct AttendParams {
     const float* disparity;    // [tables, queries, 9]
     const float* rotation;     // [tables, queries, kOwnFloats]
     const float* native;       // [tables, queries, 16, 2]
-    const u32* key_views;      // half pairs [tables, cameras, padded keys / 128, kViewWords, 128]: m of six
-                               // anchors; with direction phases, then cosines and sines of their pairs, two by two
+    const u32* key_views;      // [tables, cameras, padded keys / 128, kViewWords * 128] half pairs, see kViewWords: m of six
+                               // anchors; row of phasors; cosines and sines of pairs of directions, two by two
     const uint4* phasors;      // half pairs [tables, cameras, key cameras, 6, 2]: cosines, then sines of two pairs
-    const int* key_camera;     // [padded keys]
     i64 tables_per_sample;
     int batch, heads, cameras, tokens_per_camera, queries, keys, padded_keys, key_cameras;
     float scale;
@@ -134,46 +132,45 @@ __device__ __forceinline__ void turn_tiles(
     const AttendParams& p, const Tile& tile, const Pipeline& pipeline, const SeenTiles& seen, int thread
 ) {
     const i64 camera = tile.tables * p.cameras + tile.camera;
-    const u32* view = p.key_views + camera * kViewWords * p.padded_keys + thread;
+    const u32* view = p.key_views + camera * kViewWords * p.padded_keys + 4 * thread;
     const uint4* phasors = p.phasors + camera * p.key_cameras * 3;
-    const int* key_camera = p.key_camera + thread;
-    auto advance = [&](int tiles) { view += tiles * (kViewWords * kKeys), key_camera += tiles * kKeys; };
-    advance(seen.at(0));
+    view += seen.at(0) * (kViewWords * kKeys);
     FirstTurn turn;
-    int camera_now = -1, camera_next = __ldg(key_camera);
-    turn.load_view(view);
+    int camera_now = -1;
+    turn.load_view(view, thread);
     auto load_phasors = [&]() {
-        if (camera_next == camera_now) return;
-        camera_now = camera_next;
+        if (turn.camera == camera_now) return;
+        camera_now = turn.camera;
         turn.load_phasors(phasors + 3 * camera_now);
     };
 #pragma unroll 1
     for (int step = 0; step < seen.count + Pipeline::kAhead; ++step) {
         if (!Pipeline::kAhead) load_phasors();
+        const bool more = !Pipeline::kAhead && step + 1 < seen.count;
+        const u32* next = view + (more ? seen.at(step + 1) - seen.at(step) : 0) * (kViewWords * kKeys);
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
             const int t = step - operand * Pipeline::kAhead;
             if (Pipeline::kAhead) {  // keys and values in turns are of different tiles
                 if (t < 0 || t >= seen.count) continue;
-                turn.load_view(view + t * (kViewWords * kKeys));
-                camera_next = __ldg(key_camera + t * kKeys);
+                turn.load_view(view + t * (kViewWords * kKeys), thread);
                 load_phasors();
             }
             pipeline.wait_until_copied(operand, t);
             const u32 row = pipeline.tile(operand, t) + thread * 128 + (thread & 7) * 16;
-            turn_in_place(row, turn);
+            const bool early = kLoadsEarly && more && operand;
+            turn_in_place(row, turn, [&](int group) {
+                if (early) turn.load_group(next, thread, group);
+            });
             // A value without a weight may be NaN, and 0 times NaN is NaN.
             if (kVisible && operand && seen.is_edge(t) && !sees(p, tile.camera, seen.at(t) * kKeys + thread))
                 clear_chunks(row, 0, 8), clear_chunks(row + (1 - kPhases) * kHalfBytes, 0, 8);
-            fence_async_proxy();  // waits for loads, too: none may be under way here
+            fence_async_proxy();  // waits for loads, too
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
         }
-        if (!Pipeline::kAhead && step + 1 < seen.count) {
-            advance(seen.at(step + 1) - seen.at(step));
-            turn.load_view(view);
-            camera_next = __ldg(key_camera);
-        }
+        view = next;
+        if (!kLoadsEarly && more) turn.load_view(view, thread);
     }
 }
 
@@ -184,27 +181,30 @@ __device__ __forceinline__ void turn_directions(
 ) {
     const int warp = __shfl_sync(~0u, thread / 32, 0);
     const int to_last = 96 - 32 * warp;  // from a thread's own key to that of the last 32; the swizzle is the same
-    const u32* view = p.key_views + (tile.tables * p.cameras + tile.camera) * kViewWords * p.padded_keys + thread;
+    const u32* view = p.key_views + (tile.tables * p.cameras + tile.camera) * kViewWords * p.padded_keys + 4 * thread;
+    const int to_last_words = warp * kGroupWords + 4 * to_last;
+    view += seen.at(0) * (kViewWords * kKeys);
     SecondTurn turn;
-    auto load = [&](int tiles) {  // so many tiles on
-        view += tiles * (kViewWords * kKeys);
-        turn.load(view, view + (4 * warp * kKeys + to_last), warp);
-    };
-    load(seen.at(0));
-    int loaded = 0;
+    turn.load(view, view + to_last_words, warp);
 #pragma unroll 1
     for (int step = 0; step < seen.count + Pipeline::kAhead; ++step) {
+        const bool more = !Pipeline::kAhead && step + 1 < seen.count;
+        const u32* next = view + (more ? seen.at(step + 1) - seen.at(step) : 0) * (kViewWords * kKeys);
 #pragma unroll 1
         for (int operand = 0; operand < 2; ++operand) {
             const int t = step - operand * Pipeline::kAhead;
             if (Pipeline::kAhead) {  // as in turn_tiles
                 if (t < 0 || t >= seen.count) continue;
-                load(t - loaded), loaded = t;
+                const u32* of_tile = view + t * (kViewWords * kKeys);
+                turn.load(of_tile, of_tile + to_last_words, warp);
             }
             pipeline.wait_until_copied(operand, t);
             const u32 row = pipeline.tile(operand, t) + kHalfBytes + thread * 128 + (thread & 7) * 16;
             const u32 last_row = row + to_last * 128;
-            turn.turn_in_place(row, last_row ^ 16 * warp, warp);
+            const bool early = kLoadsEarly && more && operand;
+            turn.turn_in_place(row, last_row ^ 16 * warp, warp, [&](int chunk) {
+                if (early) turn.load_chunk(next, next + to_last_words, warp, chunk);
+            });
             if (kVisible && operand && seen.is_edge(t)) {  // as in turn_tiles; each thread what it turned
                 auto unseen = [&](int key) { return !sees(p, tile.camera, seen.at(t) * kKeys + key); };
                 if (unseen(thread)) clear_chunks(row, 0, 8);
@@ -214,6 +214,7 @@ __device__ __forceinline__ void turn_directions(
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(pipeline.turned(operand, t));
         }
-        if (!Pipeline::kAhead && step + 1 < seen.count) load(seen.at(step + 1) - seen.at(step));
+        view = next;
+        if (!kLoadsEarly && more) turn.load(view, view + to_last_words, warp);
     }
 }

@@ -1,19 +1,40 @@
-// What turns packed keys and values into the view of the query's camera. `view`: a tile's words, at the key's row.
+// What turns packed keys and values into the view of the query's camera.
+
+// A tile's words: groups of four of each of its keys, so that a thread reads 16 bytes at a time. Groups 0 and 1: half-vectors,
+// two numbers a word; group 2: their last word, the key's own camera; then, with direction phases, words 16 and 17 of these.
+// Groups 3 to 6: words 0 to 15 of directions. `view`: a tile's words at the key's row of group 0.
+constexpr int kLastWords = 2 + 2 * kPhases;  // of group 2
+constexpr int kViewWords = 8 + kLastWords + kSwappedWord * kPhases;
+constexpr int kGroupWords = 4 * kKeys;
+
+__device__ __forceinline__ void load_words(u32* to, const u32* from) {
+    const uint4 w = __ldg((const uint4*)from);
+    to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
+}
+__device__ __forceinline__ const u32* last_words(const u32* view, int row) {
+    return view + 2 * kGroupWords - (4 - kLastWords) * row;
+}
+__device__ __forceinline__ const u32* direction_words(const u32* view, int word) {  // of the word and the next: it is even
+    if (word == kSwappedWord) return view + 2 * kGroupWords + 2;
+    return view + (3 + word / 4) * kGroupWords + word % 4;
+}
+
+// The next tile's tables are loaded as soon as the present ones have done their work, into their registers: before the fence,
+// which waits for loads. What it delays, values of a tile, is needed no earlier than keys of the next. Not where keys are
+// ahead, nor where cameras see a part of the keys: there registers are short.
+constexpr int kLoadsEarly = 1 - kVisible;
 
 struct KeyTurn {  // one key's operators
     u32 half_vectors[9], phasors[12];
 
-    __device__ __forceinline__ void load_half_vectors(const u32* view) {
+    __device__ __forceinline__ void load_half_vectors(const u32* view, int row) {
 #pragma unroll
-        for (int i = 0; i < 9; ++i) half_vectors[i] = __ldg(view + i * kKeys);
+        for (int i = 0; i < 2; ++i) load_words(half_vectors + 4 * i, view + i * kGroupWords);
+        half_vectors[8] = __ldg(last_words(view, row));
     }
     __device__ __forceinline__ void load_phasors(const uint4* from) {
 #pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            const uint4 w = __ldg(from + i);
-            u32* to = phasors + 4 * i;
-            to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
-        }
+        for (int i = 0; i < 3; ++i) load_words(phasors + 4 * i, (const u32*)(from + i));
     }
 };
 
@@ -33,12 +54,23 @@ __device__ __forceinline__ void turn_pairs(u32& x, u32& y, u32 cosines, u32 sine
 
 // What turns a key's half 0 in the forward pass: with direction phases, the last of them, too.
 struct FirstTurn : KeyTurn {
+    int camera;  // the key's
     u32 directions[2];
-    __device__ __forceinline__ void load_view(const u32* view) {
-        load_half_vectors(view);
-        if (!kPhases) return;
+    __device__ __forceinline__ void load_group(const u32* view, int row, int group) {
+        if (group < 2) return load_words(half_vectors + 4 * group, view + group * kGroupWords);
+        const u32* from = last_words(view, row);
+        if (kPhases) {
+            u32 words[4];
+            load_words(words, from);
+            half_vectors[8] = words[0], camera = words[1], directions[0] = words[2], directions[1] = words[3];
+        } else {
+            const uint2 words = __ldg((const uint2*)from);
+            half_vectors[8] = words.x, camera = words.y;
+        }
+    }
+    __device__ __forceinline__ void load_view(const u32* view, int row) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) directions[i] = __ldg(view + (9 + kSwappedWord + i) * kKeys);
+        for (int group = 0; group < 3; ++group) load_group(view, row, group);
     }
 };
 // Chunks c and c + 1 of a key's half 0, in the forward pass. The backward pass has these very instructions in its own
@@ -56,35 +88,48 @@ __device__ __forceinline__ void turn_chunks(uint4& a, uint4& b, int c, const Fir
         if (kPhases) turn_pairs(b.z, b.w, turn.directions[0], turn.directions[1]);
     }
 }
-// `row`: address of its chunk 0, which the swizzle has moved; of chunk c, row ^ 16 c
-__device__ __forceinline__ void turn_by_halves(u32 row, const FirstTurn& turn) {
+// Last chunks first, where tables are loaded early: the camera, in group 2, is needed first.
+__device__ __forceinline__ int chunk_in_order(int i) { return kLoadsEarly ? 7 - i : i; }
+// `row`: address of its chunk 0, which the swizzle has moved; of chunk c, row ^ 16 c. `done` is told of groups of words that
+// are not needed any more (in this order of chunks).
+template <class Done> __device__ __forceinline__ void turn_by_halves(u32 row, const FirstTurn& turn, const Done& done) {
 #pragma unroll
-    for (int first = 0; first < 8; first += 4) {
-        uint4 w[4];
+    for (int half = 0; half < 8; half += 4) {
+        uint4 w[8];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = load_shared(row ^ 16 * (first + i));
+        for (int i = half; i < half + 4; ++i) w[chunk_in_order(i)] = load_shared(row ^ 16 * chunk_in_order(i));
 #pragma unroll
-        for (int i = 0; i < 4; i += 2) turn_chunks(w[i], w[i + 1], first + i, turn);
+        for (int i = half; i < half + 4; i += 2) {
+            const int c = chunk_in_order(i) & 6;
+            turn_chunks(w[c], w[c + 1], c, turn);
+            if (c < 6) done(c / 2);
+        }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store_shared(row ^ 16 * (first + i), w[i]);
+        for (int i = half; i < half + 4; ++i) {
+            const int c = chunk_in_order(half) & 4 | i & 3;
+            store_shared(row ^ 16 * c, w[c]);
+        }
     }
 }
-__device__ __forceinline__ void turn_in_place(u32 row, const FirstTurn& turn) {
-    if (!kPhases) return turn_by_halves(row, turn);  // its threads have fewer registers
+template <class Done> __device__ __forceinline__ void turn_in_place(u32 row, const FirstTurn& turn, const Done& done) {
+    if (!kPhases) return turn_by_halves(row, turn, done);  // its threads have fewer registers
     constexpr int kUnderWay = 6;  // as many loads as registers allow: they are waited for once
     uint4 w[8];
+    auto load = [&](int i) { w[chunk_in_order(i)] = load_shared(row ^ 16 * chunk_in_order(i)); };
 #pragma unroll
-    for (int i = 0; i < kUnderWay; ++i) w[i] = load_shared(row ^ 16 * i);
+    for (int i = 0; i < kUnderWay; ++i) load(i);
     __syncwarp();  // the compiler would put loads off
 #pragma unroll
-    for (int c = 0; c < 8; c += 2) {
+    for (int i = 0; i < 8; i += 2) {
+        const int c = chunk_in_order(i) & 6;
         turn_chunks(w[c], w[c + 1], c, turn);
+        if (c < 6) done(c / 2);
 #pragma unroll
-        for (int i = c; i < c + 2; ++i) {
-            store_shared(row ^ 16 * i, w[i]);
-            if (i + kUnderWay < 8) w[i + kUnderWay] = load_shared(row ^ 16 * (i + kUnderWay));
+        for (int j = i; j < i + 2; ++j) {
+            store_shared(row ^ 16 * chunk_in_order(j), w[chunk_in_order(j)]);
+            if (j + kUnderWay < 8) load(j + kUnderWay);
         }
-        if (c + kUnderWay < 8) __syncwarp();
+        if (i + kUnderWay < 8) __syncwarp();
     }
 }
 
@@ -93,7 +138,9 @@ struct DirectionTurn {  // one key's phases of directions
 
     __device__ __forceinline__ void load(const u32* view) {
 #pragma unroll
-        for (int i = 0; i < kDirectionWords; ++i) phasors[i] = __ldg(view + (9 + i) * kKeys);
+        for (int i = 0; i < kSwappedWord; i += 4) load_words(phasors + i, direction_words(view, i));
+        const uint2 words = __ldg((const uint2*)direction_words(view, kSwappedWord));
+        phasors[16] = words.x, phasors[17] = words.y;
     }
     __device__ __forceinline__ void turn(u32 (&words)[kDirectionWords]) const {  // in the table's order
 #pragma unroll
@@ -122,30 +169,36 @@ struct DirectionTurn {  // one key's phases of directions
 struct SecondTurn : DirectionTurn {
     u32 last[8];
 
-    __device__ __forceinline__ void load(const u32* view, const u32* last_view, int warp) {
-        DirectionTurn::load(view);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) last[i] = __ldg(last_view + (9 + i) * kKeys);
-        if (warp < 2) return;
-#pragma unroll
-        for (int i = 4; i < 8; ++i) last[i] = __ldg(last_view + (9 + i) * kKeys);
+    // chunk: of its own key 0 to 3, then of the last keys; last_view: their words of the warp's chunk at group 0
+    __device__ __forceinline__ void load_chunk(const u32* view, const u32* last_view, int warp, int chunk) {
+        if (chunk < 4) load_words(phasors + 4 * chunk, direction_words(view, 4 * chunk));
+        else if (chunk == 4 || warp == 2) load_words(last + 4 * (chunk - 4), direction_words(last_view, 4 * (chunk - 4)));
     }
-    __device__ __forceinline__ void turn_in_place(u32 row, u32 last_chunk, int warp) const {
-        uint4 w[4], l[2];
+    __device__ __forceinline__ void load(const u32* view, const u32* last_view, int warp) {
+#pragma unroll
+        for (int chunk = 0; chunk < 6; ++chunk) load_chunk(view, last_view, warp, chunk);
+    }
+    // `done` is told of chunks whose words are not needed any more.
+    template <class Done>
+    __device__ __forceinline__ void turn_in_place(u32 row, u32 last_chunk, int warp, const Done& done) const {
+        uint4 w[4], last_w;
 #pragma unroll
         for (int i = 0; i < 4; ++i) w[i] = load_shared(row ^ 16 * i);
-        l[0] = load_shared(last_chunk);
+        last_w = load_shared(last_chunk);
         __syncwarp();  // the compiler would put loads off
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             turn_chunk(w[i], phasors + 4 * i);
+            done(i);
             store_shared(row ^ 16 * i, w[i]);
-            if (i == 1 && warp == 2) l[1] = load_shared(last_chunk ^ 16);
+            if (i == 1 && warp == 2) w[0] = load_shared(last_chunk ^ 16);  // there: it takes no registers
         }
-        turn_chunk(l[0], last);
-        store_shared(last_chunk, l[0]);
+        turn_chunk(last_w, last);
+        done(4);
+        store_shared(last_chunk, last_w);
         if (warp < 2) return;
-        turn_chunk(l[1], last + 4);
-        store_shared(last_chunk ^ 16, l[1]);
+        turn_chunk(w[0], last + 4);
+        done(5);
+        store_shared(last_chunk ^ 16, w[0]);
     }
 };

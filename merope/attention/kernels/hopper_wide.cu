@@ -196,7 +196,7 @@ __device__ __forceinline__ void restore_keys(
     const i64 half = (i64)(tile.sample * p.heads + tile.head) * 2 + share.group;
     const i64 camera = tile.tables * p.cameras + tile.camera;
     const uint4* from = (const uint4*)(p.packed_k + (half * p.padded_keys + key) * 64);
-    const u32* view = p.key_views + (camera * p.padded_keys + t * kKeys) * kViewWords + row;
+    const u32* view = p.key_views + (camera * p.padded_keys + t * kKeys) * kViewWords + 4 * row;
     to += share.group * kHalfBytes + row * 128;
     wait_for_kernel_before();  // as in copy_tiles
 #pragma unroll
@@ -204,9 +204,9 @@ __device__ __forceinline__ void restore_keys(
     to += (row & 7) * 16;
     if (share.group == 0) {
         FirstTurn turn;
-        turn.load_view(view);
-        turn.load_phasors(p.phasors + (camera * p.key_cameras + __ldg(p.key_camera + key)) * 3);
-        turn_in_place(to, turn);
+        turn.load_view(view, row);
+        turn.load_phasors(p.phasors + (camera * p.key_cameras + turn.camera) * 3);
+        turn_in_place(to, turn, [](int) {});
     } else if (kPhases) {
         DirectionTurn turn;
         turn.load(view);
