@@ -45,17 +45,17 @@ def straight_path(count: int, length_m: float) -> Cameras:
 
 
 def measure_growth(method: str, baseline_m: float) -> Growth:
-    """Logits and values between the first and the last of two cameras (paper, Eq. 3 and 4)."""
+    """Logits and values of the last of two cameras, which looks back at the first (paper, Eq. 3 and 4)."""
     plan = encoding(method).plan(straight_path(2, baseline_m), grid=(1, 1))
-    u = plan.operator(0, 1)
+    u = plan.operator(1, 0)
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(3, HEADS, plan.head_dim, dtype=torch.float64, generator=generator)
     query, key, value = features[:, :, None].expand(-1, -1, 2, -1).unbind()
     q, k, v = _as_attended(query, key, value, plan)
-    logits = torch.einsum("hi,ij,hj->h", q[:, 0], u, k[:, 1]) / math.sqrt(plan.head_dim)
+    logits = torch.einsum("hi,ij,hj->h", q[:, 1], u, k[:, 0]) / math.sqrt(plan.head_dim)
     lengths = features.norm(dim=-1)
     bound = lengths[0] * lengths[1] / math.sqrt(plan.head_dim)
-    norms = (v[:, 1] @ u.mT).norm(dim=-1) / lengths[2]
+    norms = (v[:, 0] @ u.mT).norm(dim=-1) / lengths[2]
     return Growth(
         method=method,
         baseline_m=baseline_m,
