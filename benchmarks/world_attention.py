@@ -129,6 +129,20 @@ def mean_amplitudes(seeds: list[list[Drives]], length_m: float) -> tuple[list[in
     return [int(block) for block in found[0]], [sum(one[block] for one in found) / len(found) for block in found[0]]
 
 
+def numbers(models: Models) -> str:
+    """A line for every training: amplitude of its branch, and attention on the farthest frames, drive by drive."""
+    lengths = " | ".join(f"{length_m:g} m" for length_m in LENGTHS_M)
+    lines = [f"| training | amplitude: {lengths} | on the {FARTHEST} farthest frames, %: {lengths} |"]
+    lines.append("|---" * (1 + 2 * len(LENGTHS_M)) + "|")
+    for name, seeds in models.items():
+        for drives in seeds:
+            by_length = {drive["length_m"]: drive for drive in drives}
+            amplitudes = [f"{by_length[length_m]['amplitude']:.2f}" for length_m in LENGTHS_M]
+            shares = [f"{100 * by_length[length_m]['farthest']:.0f}" for length_m in LENGTHS_M]
+            lines.append(f"| {' | '.join([name, *amplitudes, *shares])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Draw rows of a results folder, or measure models and draw them."""
     parser = argparse.ArgumentParser(description="where trained camera branches look as the drive grows")
@@ -144,6 +158,7 @@ def main() -> None:
     models = measured(options) if options.models else of_rows(options.results, options.rows)
     picture = options.picture or IMAGES / f"{'world' if options.models else 'miniature'}-attention.png"
     draw_attention(models, picture)
+    print(numbers(models))
     drawn = [picture]
     if all("amplitude_by_block" in drive for seeds in models.values() for seed in seeds for drive in seed):
         drawn.append(picture.with_name(f"{picture.stem.removesuffix('-attention')}-amplitude.png"))

@@ -14,6 +14,8 @@ from latent_folder import CLIPS, write_latent_model
 
 from merope.formats.video import read_image
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_attention_of_a_model_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_latent_model(tmp_path / "model")
@@ -29,6 +31,12 @@ def test_attention_of_a_model_is_measured_and_drawn(tmp_path: Path, monkeypatch:
     assert rows[0]["mass"] != rows[-1]["mass"]  # the metres are in the keys
     check_drawn(tmp_path / "picture.png", tmp_path / "picture-amplitude.png")
     check_rows_are_drawn(tmp_path, rows, monkeypatch)
+
+
+def test_the_page_has_the_numbers_of_the_files() -> None:
+    results = ROOT / "benchmarks" / "results" / "miniature"
+    models = world_attention.of_rows(results, ["ucpe", "merope", "direction-phases", "raynova"])
+    assert world_attention.numbers(models) in (ROOT / "docs" / "miniature-benchmark.md").read_text()
 
 
 def check_rows_are_drawn(folder: Path, drives: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
