@@ -32,29 +32,35 @@ def flow(
     nowhere = np.zeros((*a.shape, 2), np.float32)
     forward = np.asarray(method.calc(a, b, nowhere.copy()), np.float32)
     backward = np.asarray(method.calc(b, a, nowhere.copy()), np.float32)
-    y, x = np.mgrid[: a.shape[0], : a.shape[1]].astype(np.float32)
-    x, y = x + forward[..., 0], y + forward[..., 1]
+    y, x = np.ogrid[: a.shape[0], : a.shape[1]]
+    x, y = x.astype(np.float32) + forward[..., 0], y.astype(np.float32) + forward[..., 1]
     back = cv2.remap(backward, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=(1e6, 1e6))
-    returns = np.linalg.norm(forward + back, axis=-1) < MAX_ROUND_TRIP_PX
+    across, down = forward[..., 0] + back[..., 0], forward[..., 1] + back[..., 1]
+    returns = np.sqrt(across * across + down * down) < MAX_ROUND_TRIP_PX
     return forward, returns & (likeness(a, cv2.remap(b, x, y, cv2.INTER_LINEAR)) > MIN_LIKENESS)
 
 
 def likeness(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:  # [H, W] grey levels 0 … 255 -> [H, W]
     """Correlation of the windows around each pixel, without their means; 0 where either has no texture."""
-    own_a, own_b = _covariance(a, a), _covariance(b, b)
+    (a, mean_a), (b, mean_b) = _with_means(a), _with_means(b)
+    own_a, own_b = _window_means(a * a) - mean_a * mean_a, _window_means(b * b) - mean_b * mean_b
     both = (own_a > MIN_VARIANCE) & (own_b > MIN_VARIANCE)
     spread = np.sqrt(np.where(both, own_a * own_b, 1.0))
-    return np.where(both, _covariance(a, b) / spread, 0.0)
+    return np.where(both, (_window_means(a * b) - mean_a * mean_b) / spread, 0.0)
 
 
 def textured(image: NDArray[Any]) -> NDArray[np.bool_]:  # [H, W] grey levels 0 … 255 -> [H, W]
-    return _covariance(image, image) > MIN_VARIANCE
+    image, mean = _with_means(image)
+    return _window_means(image * image) - mean * mean > MIN_VARIANCE
 
 
-def _covariance(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:  # [H, W] twice -> [H, W]
-    """Of two images in the window around each pixel."""
+def _with_means(image: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # [H, W] -> [H, W] twice
+    """The image in float64, and its means in the window around each pixel."""
+    image = image.astype(np.float64)
+    return image, _window_means(image)
+
+
+def _window_means(image: NDArray[np.float64]) -> NDArray[np.float64]:  # [H, W] -> [H, W]
     import cv2
 
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    product, mean_a, mean_b = (cv2.blur(image, (WINDOW_PX, WINDOW_PX)) for image in (a * b, a, b))
-    return np.asarray(product - mean_a * mean_b, np.float64)
+    return np.asarray(cv2.blur(image, (WINDOW_PX, WINDOW_PX)), np.float64)
