@@ -1,7 +1,9 @@
 """Pose recovery without weights on rendered clips with a turn: how exact it is, and what it says when it cannot be."""
 
 import math
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +75,23 @@ def test_colmap_recovers_a_turn_and_repeats_itself(video: Video, turn_by_colmap:
     assert errors.tr_percent < 0.3
     assert not found.is_metric
     assert torch.equal(COLMAP(video.frames, video.lens).world_from_camera, found.world_from_camera)
+
+
+def test_colmap_reads_the_very_frames_that_it_is_given(
+    video: Video, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames go through files, which may lose nothing."""
+    import pycolmap
+
+    def copy_and_stop(_database: Path, images: Path, **_options: object) -> None:
+        shutil.copytree(images, tmp_path / "kept")
+        raise RuntimeError("seen enough")
+
+    monkeypatch.setattr(pycolmap, "extract_features", copy_and_stop)
+    assert not COLMAP(video.frames, video.lens).valid.any()
+    files = sorted((tmp_path / "kept").iterdir())
+    read = [np.array(pycolmap.Bitmap.read(file, as_rgb=True).to_array()) for file in files]
+    assert torch.equal(torch.from_numpy(np.stack(read)), video.frames)
 
 
 def test_colmap_finds_the_focal_length_of_a_turn_by_itself(video: Video) -> None:

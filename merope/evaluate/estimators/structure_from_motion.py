@@ -63,7 +63,7 @@ class ColmapEstimator:
         images, database = folder / "images", folder / "database.db"
         images.mkdir()
         for t, frame in enumerate(frames):
-            write_image(frame, images / f"{t:06d}.png")
+            write_image(frame, images / f"{t:06d}.bmp")  # PNG takes as long as half of the features
         extraction = pycolmap.FeatureExtractionOptions(num_threads=self.threads)
         pycolmap.extract_features(
             database, images, camera_mode=pycolmap.CameraMode.SINGLE, reader_options=_camera_options(lens),
