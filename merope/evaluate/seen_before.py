@@ -31,11 +31,8 @@ def seen_before(
     shares = torch.ones(cameras.count, dtype=torch.float64)
     for t in range(cameras.count):
         points, own_m = _surface_points(renders, cameras, t)
-        seen = torch.zeros(len(points), dtype=torch.bool)
-        for g in range(given):
-            seen |= _is_shown(points, FARTHEST * own_m, renders, cameras, g)
         if len(points):
-            shares[t] = seen.double().mean()
+            shares[t] = _is_shown(points, FARTHEST * own_m, renders, cameras, given).double().mean()
     return shares
 
 
@@ -56,10 +53,7 @@ def shown_by_references_alone(
             (True, (references, reference_cameras, reference_cameras.count)),
             (False, (renders, cameras, given)),
         ):
-            seen = torch.zeros(len(points), dtype=torch.bool)
-            for other in range(count):
-                seen |= _is_shown(points, FARTHEST * own_m, others, other_cameras, other)
-            kept = seen == is_wanted
+            kept = _is_shown(points, FARTHEST * own_m, others, other_cameras, count) == is_wanted
             pixels, points, own_m = pixels[kept], points[kept], own_m[kept]
         alone[t, pixels[:, 0], pixels[:, 1]] = True
     return alone
@@ -94,15 +88,23 @@ def _world_points(
     return own_m[:, None] * rays[row, column].double() @ pose[:3, :3].T + pose[:3, 3], own_m
 
 
-def _is_shown(points: Tensor, farthest_m: Tensor, renders: Render, cameras: Cameras, g: int) -> Tensor:  # bool [P]
-    """Whether a frame shows points of the world [P, 3] no farther than that, and not something before them."""
-    camera_from_world = inverse(cameras.world_from_camera[g].double())
-    local = points @ camera_from_world[:3, :3].T + camera_from_world[:3, 3]
-    lens, (height, width) = picked(cameras.lens, torch.tensor(g)), renders.depth_m[g].shape
-    pixels, is_inside = lens.project(local)
-    column = (pixels[:, 0] * width / lens.width).floor().nan_to_num(-1.0).long()
-    row = (pixels[:, 1] * height / lens.height).floor().nan_to_num(-1.0).long()
+def _is_shown(
+    points: Tensor,  # float64 [P, 3]
+    farthest_m: Tensor,  # float64 [P]
+    renders: Render,
+    cameras: Cameras,
+    first: int,  # G frames, all asked at once: a point is little work
+) -> Tensor:  # bool [P]
+    """Whether any of the first frames shows points of the world no farther than that, and not something before them."""
+    camera_from_world = inverse(cameras.world_from_camera[:first].double())
+    local = points @ camera_from_world[:, :3, :3].mT + camera_from_world[:, None, :3, 3]
+    lens, (height, width) = picked(cameras.lens, torch.arange(first)), renders.depth_m.shape[-2:]
+    pixels, is_inside = lens.project(local)  # [G, P, 2], [G, P]
+    column = (pixels[..., 0] * width / lens.width).floor().nan_to_num(-1.0).long()
+    row = (pixels[..., 1] * height / lens.height).floor().nan_to_num(-1.0).long()
     is_inside = is_inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    shown_m = renders.depth_m[g][row.clamp(0, height - 1), column.clamp(0, width - 1)].double()
+    frame = torch.arange(first)[:, None]
+    shown_m = renders.depth_m[frame, row.clamp(0, height - 1), column.clamp(0, width - 1)].double()
     distance_m = local.norm(dim=-1)
-    return is_inside & (distance_m <= farthest_m) & ((shown_m - distance_m).abs() < SAME_SURFACE * distance_m)
+    is_near = (distance_m <= farthest_m) & ((shown_m - distance_m).abs() < SAME_SURFACE * distance_m)
+    return (is_inside & is_near).any(dim=0)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from merope.evaluate.seen_before import seen_before, shown_by_references_alone
 from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Pinhole
+from merope.geometry.lens_batches import picked
+from merope.geometry.lenses import Lens, Pinhole
 from merope.geometry.trajectories import turn_by
 from merope.world.render import render
 from merope.world.scene import World
@@ -65,3 +66,21 @@ def test_references_alone_show_what_comes_after_a_turn() -> None:
     assert turned[4, 1::2, 1::2][is_surface[4]].double().mean() > 0.99
     assert turned[2].sum() < turned[3].sum() < turned[4].sum()
     assert not alone(0).any()  # it shows what the given frames show
+
+
+@pytest.mark.parametrize("is_zoom", [False, True])
+def test_several_frames_show_what_each_of_them_shows(is_zoom: bool) -> None:
+    """All frames are asked at once: with several references a pixel counts that counts with any of them."""
+    focal = torch.tensor([90.0, 100.0, 110.0, 80.0, 70.0], dtype=torch.float64)
+    lens: Lens = Pinhole(focal, focal, 64.0, 36.0, 128, 72) if is_zoom else LENS
+    path = turn_by(ahead([0.0, 1.0, 2.0, 3.0, 4.0]), math.radians(120.0), GIVEN)
+    cameras, world = Cameras(path, lens), World(100_004).cleared(path[None])
+    renders = render(world, cameras, *SIZE)
+
+    def alone(there: list[int]) -> Tensor:  # bool [T, H, W]
+        taken = Cameras(path[there], picked(lens, torch.tensor(there)))
+        return shown_by_references_alone(renders, cameras, GIVEN, render(world, taken, *SIZE), taken)
+
+    assert torch.equal(alone([2, 4]), alone([2]) | alone([4]))
+    assert not torch.equal(alone([2, 4]), alone([4]))
+    assert not seen_before(renders, cameras, 0).any()
