@@ -19,7 +19,7 @@ from merope.bench.generated import (
     sampled_precision,
 )
 from merope.bench.scores import lens_kind, summaries
-from merope.evaluate.world_scores import psnr_db, score_clip, score_floor
+from merope.evaluate.world_scores import frame_psnr_db, psnr_db, score_clip, score_floor
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.lenses import UnifiedCamera
 from merope.geometry.trajectories import driving_path
@@ -147,6 +147,13 @@ def test_psnr_is_that_of_the_mean_square() -> None:
     true = torch.full((2, 4, 4, 3), 100, dtype=torch.uint8)
     off = true + torch.tensor([0, 10], dtype=torch.uint8)[:, None, None, None]
     assert psnr_db(off, true) == pytest.approx((60.0 + 20 * torch.log10(torch.tensor(25.5)).item()) / 2)
+
+
+def test_psnr_in_integers_is_that_in_float64() -> None:
+    one, other = torch.randint(256, (2, 3, 144, 256, 3), dtype=torch.uint8)
+    one[0], other[0] = 255, 0  # the largest sum there is
+    mean = (one.double() - other.double()).square().mean(dim=(1, 2, 3))
+    assert torch.equal(frame_psnr_db(one, other), 10.0 * torch.log10(255.0**2 / mean))
 
 
 def test_a_stretched_test_has_the_same_rotations_and_longer_ways() -> None:
