@@ -153,7 +153,7 @@ def test_psnr_in_integers_is_that_in_float64() -> None:
     one, other = torch.randint(256, (2, 3, 144, 256, 3), dtype=torch.uint8)
     one[0], other[0] = 255, 0  # the largest sum there is
     mean = (one.double() - other.double()).square().mean(dim=(1, 2, 3))
-    assert torch.equal(frame_psnr_db(one, other), 10.0 * torch.log10(255.0**2 / mean))
+    torch.testing.assert_close(frame_psnr_db(one, other), 10.0 * torch.log10(255.0**2 / mean), rtol=1e-12, atol=0)
 
 
 def test_a_stretched_test_has_the_same_rotations_and_longer_ways() -> None:

@@ -81,6 +81,10 @@ def test_several_frames_show_what_each_of_them_shows(is_zoom: bool) -> None:
         taken = Cameras(path[there], picked(lens, torch.tensor(there)))
         return shown_by_references_alone(renders, cameras, GIVEN, render(world, taken, *SIZE), taken)
 
-    assert torch.equal(alone([2, 4]), alone([2]) | alone([4]))
-    assert not torch.equal(alone([2, 4]), alone([4]))
+    def differ(a: Tensor, b: Tensor) -> float:
+        return float((a != b).double().mean())
+
+    both, first, last = alone([2, 4]), alone([2]), alone([4])
+    assert differ(both, first | last) < 1e-4  # a pixel on a threshold may fall to either side
+    assert min(differ(both, first), differ(both, last)) > 1e-2
     assert not seen_before(renders, cameras, 0).any()
