@@ -123,7 +123,8 @@ def scores_of(worlds: Iterable[bytes]) -> list[Score]:
 def floor_file(config: TrainConfig, test: WorldTest) -> Path:
     """Where the floor of a test lies, beside the rows' folders: all rows with the same paths and lenses share it."""
     clips, settings = world_clips(config), (SCORING, FLOOR_YAW_RAD, FLOOR_STRETCH, FLOOR_NOISE, COLMAP_WORLDS)
-    what = repr((test.seeds, test.turn_deg, test.stretch, clips, config.objective.prefix_frames, settings))
+    turn_deg, stretch = float(test.turn_deg), float(test.stretch)  # 2 and 2.0 are the same test
+    what = repr((test.seeds, turn_deg, stretch, clips, config.objective.prefix_frames, settings))
     return config.run.out.parent / f"floor-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
 
 

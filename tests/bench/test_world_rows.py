@@ -160,6 +160,7 @@ def test_the_floor_is_shared_by_rows_and_not_by_tests(tmp_path: Path) -> None:
     one, other = tiny_config(tmp_path / "one"), tiny_config(tmp_path / "other", "run.steps=9")
     assert floor_file(one, TEST) == floor_file(other, replace(TEST, steps=50))
     assert floor_file(one, TEST) != floor_file(one, replace(TEST, stretch=2.0))
+    assert floor_file(one, replace(TEST, stretch=2)) == floor_file(one, replace(TEST, stretch=2.0))
     assert floor_file(one, TEST) != floor_file(one, replace(TEST, worlds=2))
     assert floor_file(one, TEST) != floor_file(tiny_config(tmp_path / "one", "data.frames=5"), TEST)
 
