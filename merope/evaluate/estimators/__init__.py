@@ -1,6 +1,5 @@
 """Pose estimators: `estimator(name, ...)` recovers the camera of every frame of a video. docs/estimators.md."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ from merope.errors import invalid
 from merope.evaluate.estimators import learned
 from merope.evaluate.estimators.estimator import PoseEstimate, PoseEstimator
 from merope.evaluate.estimators.opencv_tracker import OpenCVTracker
+from merope.evaluate.estimators.packages import PACKAGES, import_package
 from merope.evaluate.estimators.precomputed import PrecomputedEstimator
 from merope.evaluate.estimators.render_anchored import RenderAnchoredEstimator
 from merope.evaluate.estimators.structure_from_motion import ColmapEstimator
@@ -25,9 +25,6 @@ ESTIMATORS: dict[str, Callable[..., PoseEstimator]] = {
     "precomputed": PrecomputedEstimator,
 }
 
-PACKAGES = {"colmap": "pycolmap", "opencv": "cv2"}
-"""What an estimator imports when it is first called; it is tried when the estimator is made."""
-
 
 def estimator(name: str, **options: object) -> PoseEstimator:
     """The estimator of that name, with its own options, such as estimator("vggt", checkpoint="model.pt")."""
@@ -41,5 +38,5 @@ def estimator(name: str, **options: object) -> PoseEstimator:
     if needed:
         raise invalid(f"options of {name}", f"to include {', '.join(needed)}", list(options), "see docs/estimators.md")
     if name in PACKAGES:
-        importlib.import_module(PACKAGES[name])
+        import_package(PACKAGES[name])
     return ESTIMATORS[name](**options)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from merope.evaluate.estimators.estimator import PoseEstimate, check_frames, failed
+from merope.evaluate.estimators.packages import import_package
 from merope.evaluate.estimators.remap import pinhole_view
 from merope.formats.video import write_image
 from merope.geometry.lenses import Lens, Pinhole
@@ -58,7 +59,7 @@ class ColmapEstimator:
 
     def _reconstructed(self, frames: Tensor, lens: Pinhole | None, folder: Path) -> list[Any]:
         """The models that COLMAP finds, each a pycolmap.Reconstruction."""
-        import pycolmap
+        pycolmap: Any = import_package("pycolmap")
 
         images, database = folder / "images", folder / "database.db"
         images.mkdir()
@@ -115,7 +116,7 @@ def _points(model: Any) -> Tensor:  # [N, 3]
 
 def _camera_options(lens: Pinhole | None) -> Any:
     """COLMAP's pixels have their top-left centre at (0.5, 0.5), as ours."""
-    import pycolmap
+    pycolmap: Any = import_package("pycolmap")
 
     if lens is None:
         return pycolmap.ImageReaderOptions(camera_model="SIMPLE_PINHOLE")
@@ -126,7 +127,7 @@ def _camera_options(lens: Pinhole | None) -> Any:
 @contextmanager
 def _quiet_logs() -> Iterator[None]:
     """Only errors that end the program reach the terminal: a hard clip is reported in the estimate's note."""
-    import pycolmap
+    pycolmap: Any = import_package("pycolmap")
 
     before = pycolmap.logging.minloglevel
     pycolmap.logging.minloglevel = pycolmap.logging.FATAL.value
