@@ -179,7 +179,7 @@ def kernel_source(phases: bool, visible: bool) -> str:
 
 @lru_cache
 def cubin(phases: bool, visible: bool) -> bytes:
-    """The kernels compiled for sm_90a, which takes ten seconds: kept for the processes that come after this one."""
+    """The kernels compiled for sm_90a, which takes seconds: kept for the processes that come after this one."""
     source = kernel_source(phases, visible).encode()
     file = kept_cubin(source)
     if file is None:
