@@ -4,8 +4,9 @@
 
 Every row of a shape runs in one process on the same inputs. A row is timed only if it is right: on fresh random inputs,
 for a curved drive, a straight one and coincident cameras, the error of output and of every gradient against float64 is
-at most twice that of plain PyTorch attention in the same dtype. Times are medians of CUDA-graph replays (all rows
-alike), memory is the peak of an eager run beyond inputs, weights and plan.
+at most twice that of plain PyTorch attention in the same dtype. Times are medians of CUDA-graph replays, taken in
+rounds over all methods (rounds.py): once without a pause, and once with a rest after every run. Memory is the peak of
+an eager run beyond inputs, weights and plan.
 
 "merope, paper's way" materialises keys and values of all query cameras in plain PyTorch, as the paper's code does.
 "merope expanded" is the fused backend without the Hopper kernels: keys and values expanded in chunks of 1 GiB.
@@ -14,8 +15,6 @@ alike), memory is the peak of an eager run beyond inputs, weights and plan.
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from attention import HEAD_DIM, HEADS, SHAPES, driving_cameras, machine, plan_for
+from rounds import as_graph, times_in_rounds
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -33,7 +33,7 @@ from merope.attention import fused
 from merope.attention.dispatch import Backend
 
 CHANNELS = 3072
-WARM_UP_S = 0.2  # of the same work before every row: clocks settle
+RESTS = (0.0, 4.0)  # after every run, in multiples of its time
 METHODS = {  # encoding, backend, memory budget in bytes
     "plain": ("plain", "sdpa", 0),
     "gta fused": ("gta", "fused", 2**30),
@@ -57,6 +57,7 @@ class Row:
     shape: str
     method: str
     direction: str  # "forward" or "forward+backward"
+    rest: float  # of RESTS
     dtype: str
     median_ms: float
     p10_ms: float
@@ -138,38 +139,8 @@ def peak_mib(run: Callable[[], object]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def times_ms(run: Callable[[], object], repeats: int) -> tuple[list[float], bool]:
-    """Times of graph replays; of eager runs where the method cannot be captured."""
-    replay, captured = run, False
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=stream):
-            run()
-        replay, captured = graph.replay, True
-    except RuntimeError as error:
-        torch.cuda.synchronize()
-        print(f"    not captured: {str(error).splitlines()[0]}")
-    begin = time.monotonic()
-    while time.monotonic() - begin < WARM_UP_S:
-        replay()
-        torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return times, captured
-
-
 def rows_of(shape: tuple[int, int, int, int], methods: list[str], backward: bool, repeats: int) -> list[Row]:
-    """All methods at one shape and direction, plain first."""
+    """All methods at one shape and direction, plain first, for every rest."""
     batch, count, height, width = shape
     name = f"{batch} × {count} × {height}×{width}"
     direction = "forward+backward" if backward else "forward"
@@ -177,24 +148,29 @@ def rows_of(shape: tuple[int, int, int, int], methods: list[str], backward: bool
     dtype = torch.bfloat16
     weights = Weights.random(dtype)
     x = torch.randn(batch, count * height * width, CHANNELS, device="cuda", dtype=dtype)
-    rows: list[Row] = []
+    replays, graphs, peaks_mib, plans = {}, {}, {}, []  # graphs read the tables of their plans
     for method in methods:
         encoding, backend, budget = METHODS[method]
         plan = None if encoding == "plain" else plan_for(encoding, cameras, (height, width))
+        plans.append(plan)
         run = step(x, weights, plan, backend, budget, backward)
-        memory = peak_mib(run)
-        times, captured = times_ms(run, repeats)
-        cuts, median = statistics.quantiles(times, n=10), statistics.median(times)
-        plain_ms, plain_mib = (rows[0].median_ms, rows[0].peak_mib) if rows else (median, memory)
-        numbers = (median, cuts[0], cuts[-1], memory, median / plain_ms, memory / plain_mib)
-        rows.append(Row(name, method, direction, str(dtype), *numbers, captured))
-        print(
-            f"{name:>16} {direction:<16} {method:<22} {median:8.3f} ms ×{median / plain_ms:5.2f} "
-            f"{memory:7.0f} MiB ×{memory / plain_mib:5.2f}",
-            flush=True,
-        )
-        del plan, run
-        torch.cuda.empty_cache()
+        peaks_mib[method] = peak_mib(run)
+        replays[method], graphs[method] = as_graph(run)
+    rows = []
+    for rest in RESTS:
+        times = times_in_rounds(replays, repeats, rest)
+        plain = times[methods[0]].median_ms
+        for method, t in times.items():
+            ratios = (t.median_ms / plain, peaks_mib[method] / peaks_mib[methods[0]])
+            numbers = (t.median_ms, t.p10_ms, t.p90_ms, peaks_mib[method], *ratios)
+            rows.append(Row(name, method, direction, rest, str(dtype), *numbers, graphs[method]))
+            print(
+                f"{name:>16} {direction:<16} rest {rest:g} {method:<22} {t.median_ms:8.3f} ms ×{ratios[0]:6.3f} "
+                f"{peaks_mib[method]:7.0f} MiB ×{ratios[1]:5.2f}",
+                flush=True,
+            )
+    del replays, plans
+    torch.cuda.empty_cache()
     return rows
 
 

@@ -31,7 +31,9 @@ def shape_of(row: dict[str, object]) -> tuple[int, int, int, int]:
 
 def draw(rows: list[dict[str, object]], out: Path) -> None:
     """Time and memory over the plain block's, against cameras of 9×16 tokens and against tokens of 13 cameras."""
-    forward = [row for row in rows if row["direction"] == "forward" and shape_of(row)[0] == 1]
+    forward = [
+        row for row in rows if row["direction"] == "forward" and row.get("rest", 0) == 0 and shape_of(row)[0] == 1
+    ]
     by_cameras = [row for row in forward if shape_of(row)[2:] == (9, 16)]
     by_tokens = [row for row in forward if shape_of(row)[1] == 13]
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex="col", sharey="row", constrained_layout=True)

@@ -8,13 +8,13 @@ rule that chooses a tile (`takes_wide_tiles` in merope/attention/kernels/hopper.
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from attention import HEAD_DIM, HEADS, SHAPES, driving_cameras, machine, plan_for
-from block import MANY_CAMERAS, check, times_ms
+from block import MANY_CAMERAS, check
+from rounds import as_graph, times_in_rounds
 from torch.nn.functional import scaled_dot_product_attention
 
 import merope
@@ -30,15 +30,16 @@ def row_of(name: str, shape: tuple[int, int, int, int], repeats: int) -> dict[st
     batch, count, height, width = shape
     tokens = (batch, HEADS, count * height * width, HEAD_DIM)
     q, k, v = (torch.randn(tokens, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    plain_ms = statistics.median(times_ms(lambda: scaled_dot_product_attention(q, k, v), repeats)[0])
-    row: dict[str, str | float] = {"shape": name, "plain_ms": plain_ms}
-    for method, encoding in METHODS.items():
-        plan = plan_for(encoding, driving_cameras(batch, count, "cuda"), (height, width))
+    plans = {m: plan_for(e, driving_cameras(batch, count, "cuda"), (height, width)) for m, e in METHODS.items()}
+    replays = {"plain": as_graph(lambda: scaled_dot_product_attention(q, k, v))[0]}
+    for method, plan in plans.items():
         for queries, wide in TILES.items():
             with patch.object(hopper, "takes_wide_tiles", lambda *_, wide=wide, **__: wide):
-                times, _ = times_ms(lambda plan=plan: merope.attend(q, k, v, plan, backend="fused"), repeats)
-            row[f"{method} in tiles of {queries}"] = statistics.median(times) / plain_ms
-    return row
+                run = as_graph(lambda plan=plan: merope.attend(q, k, v, plan, backend="fused"))[0]
+            replays[f"{method} in tiles of {queries}"] = run
+    medians = {what: times.median_ms for what, times in times_in_rounds(replays, repeats).items()}
+    plain_ms = medians.pop("plain")
+    return {"shape": name, "plain_ms": plain_ms} | {what: median / plain_ms for what, median in medians.items()}
 
 
 def main() -> None:

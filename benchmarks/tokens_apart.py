@@ -9,14 +9,14 @@ of plain attention, for plans of five cameras with the same kinds of tokens.
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from attention import driving_cameras, machine
-from block import CHANNELS, CHECKED_GRIDS, METHODS, Weights, error_ratio, peak_mib, step, times_ms
+from block import CHANNELS, CHECKED_GRIDS, METHODS, Weights, error_ratio, peak_mib, step
+from rounds import as_graph, times_in_rounds
 
 import merope
 from merope import AttentionPlan, Cameras, UnifiedCamera
@@ -72,24 +72,27 @@ def rows_of(kind: str, cameras: int, grid: tuple[int, int], backward: bool, repe
     tokens, share = flags.shape[1], 1 - float(flags.float().mean())
     weights = Weights.random(torch.bfloat16)
     x = torch.randn(1, tokens, CHANNELS, device="cuda", dtype=torch.bfloat16)
-    rows: list[Row] = []
+    replays, graphs, peaks_mib, kept = {}, {}, {}, []  # graphs read the tables of their plans
     for method in CHOSEN:
         encoding, backend, budget = METHODS[method]
         plan = plans[encoding]()
+        kept.append(plan)
         run = step(x, weights, plan, backend, budget, backward)
-        memory = peak_mib(run)
-        times, captured = times_ms(run, repeats)
-        cuts, median = statistics.quantiles(times, n=10), statistics.median(times)
-        plain_ms, plain_mib = (rows[0].median_ms, rows[0].peak_mib) if rows else (median, memory)
-        numbers = (median, cuts[0], cuts[-1], memory, median / plain_ms, memory / plain_mib)
-        rows.append(Row(kind, tokens, share, method, direction, *numbers, captured))
+        peaks_mib[method] = peak_mib(run)
+        replays[method], graphs[method] = as_graph(run)
+    rows = []
+    times = times_in_rounds(replays, repeats)
+    for method, t in times.items():
+        ratios = (t.median_ms / times["plain"].median_ms, peaks_mib[method] / peaks_mib["plain"])
+        numbers = (t.median_ms, t.p10_ms, t.p90_ms, peaks_mib[method], *ratios)
+        rows.append(Row(kind, tokens, share, method, direction, *numbers, graphs[method]))
         print(
-            f"{kind:<6} {tokens} tokens, {share:5.1%} without a camera  {direction:<16} {method:<16} {median:8.3f} ms "
-            f"×{median / plain_ms:5.2f} {memory:7.0f} MiB ×{memory / plain_mib:5.2f}",
+            f"{kind:<6} {tokens} tokens, {share:5.1%} without a camera  {direction:<16} {method:<16} "
+            f"{t.median_ms:8.3f} ms ×{ratios[0]:6.3f} {peaks_mib[method]:7.0f} MiB ×{ratios[1]:5.2f}",
             flush=True,
         )
-        del plan, run
-        torch.cuda.empty_cache()
+    del replays, kept
+    torch.cuda.empty_cache()
     return rows
 
 

@@ -4,20 +4,20 @@
 
 31 cameras of 22×40 tokens, 6 heads of 128, bfloat16. "Over full" is the time over that of the same method in which
 every camera sees every other. The rows of a stream are one block of 3 cameras against a window of 12, of which all is
-seen, over PyTorch's attention of the same sizes. Times are medians of CUDA-graph replays, all rows in one process.
+seen, over PyTorch's attention of the same sizes. Times are medians of CUDA-graph replays, taken in rounds (rounds.py).
 Errors are those of `python benchmarks/fused_errors.py --visible`.
 """
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from attention import HEAD_DIM, HEADS, driving_cameras, machine
-from block import chosen, times_ms
+from block import chosen
+from rounds import as_graph, times_in_rounds
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -56,8 +56,8 @@ class Row:
         return f"{where}{self.pairs:5.2f} of pairs {self.median_ms:8.3f} ms  ×{self.ratio:5.2f}{target}"
 
 
-def milliseconds(attention: Callable[..., Tensor], queries: int, keys: int, backward: bool, repeats: int) -> float:
-    """Median of one call, or of one call and its gradients."""
+def replay_of(attention: Callable[..., Tensor], queries: int, keys: int, backward: bool) -> Callable[[], object]:
+    """One call, or one call and its gradients."""
     shapes = [(1, HEADS, count, HEAD_DIM) for count in (queries, keys, keys)]
     leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=backward) for shape in shapes]
 
@@ -65,8 +65,7 @@ def milliseconds(attention: Callable[..., Tensor], queries: int, keys: int, back
         out = attention(*leaves)
         return torch.autograd.grad(out, leaves, out.detach()) if backward else out
 
-    times, _ = times_ms(run if backward else torch.no_grad()(run), repeats)
-    return statistics.median(times)
+    return as_graph(run if backward else torch.no_grad()(run))[0]
 
 
 def under(plan: AttentionPlan, backend: str) -> Callable[..., Tensor]:
@@ -80,15 +79,17 @@ def under(plan: AttentionPlan, backend: str) -> Callable[..., Tensor]:
 def rows_over_full(method: str, backward: bool, repeats: int) -> list[Row]:
     """One of each visibility."""
     (name, backend), cameras = METHODS[method], driving_cameras(1, CAMERAS, "cuda")
-    encoding = merope.encoding(name)
+    plans = {
+        w: merope.encoding(name).plan(cameras, GRID, sees=sees).to(dtype=torch.float32) for w, sees in SEES.items()
+    }
+    tokens = CAMERAS * GRID[0] * GRID[1]
+    replays = {words: replay_of(under(plan, backend), tokens, tokens, backward) for words, plan in plans.items()}
+    times = times_in_rounds(replays, repeats)
     rows: list[Row] = []
     for words, sees in SEES.items():
-        plan = encoding.plan(cameras, GRID, sees=sees).to(dtype=torch.float32)
-        median = milliseconds(under(plan, backend), plan.query_tokens, plan.key_tokens, backward, repeats)
         share = 1.0 if sees is None else float((sees.table()[..., 1] - sees.table()[..., 0]).sum()) / CAMERAS**2
-        rows.append(_row(method, words, backward, share, median, rows[0].median_ms if rows else median))
+        rows.append(_row(method, words, backward, share, times[words].median_ms, times["full"].median_ms))
         print(rows[-1], flush=True)
-        del plan
     return rows
 
 
@@ -97,9 +98,10 @@ def rows_of_a_stream(method: str, backward: bool, repeats: int) -> list[Row]:
     (name, backend), keys = METHODS[method], driving_cameras(1, WINDOW, "cuda")
     own, sees = keys.at(slice(WINDOW - BLOCK, WINDOW)), Visibility.block_causal(BLOCK, BLOCK, cached=WINDOW - BLOCK)
     plan = merope.encoding(name).plan(own, GRID, key=keys, sees=sees).to(dtype=torch.float32)
-    sizes = (plan.query_tokens, plan.key_tokens, backward, repeats)
-    plain = milliseconds(scaled_dot_product_attention, *sizes)
-    ours = milliseconds(under(plan, backend), *sizes)
+    attentions = {"plain": scaled_dot_product_attention, "ours": under(plan, backend)}
+    sizes = (plan.query_tokens, plan.key_tokens, backward)
+    times = times_in_rounds({what: replay_of(attention, *sizes) for what, attention in attentions.items()}, repeats)
+    plain, ours = times["plain"].median_ms, times["ours"].median_ms
     rows = [
         _row("plain", "a stream", backward, 1.0, plain, plain),
         _row(method, "a stream", backward, 1.0, ours, plain),
