@@ -72,12 +72,12 @@ def rows_of(kind: str, cameras: int, grid: tuple[int, int], backward: bool, repe
     tokens, share = flags.shape[1], 1 - float(flags.float().mean())
     weights = Weights.random(torch.bfloat16)
     x = torch.randn(1, tokens, CHANNELS, device="cuda", dtype=torch.bfloat16)
-    replays, graphs, peaks_mib, kept = {}, {}, {}, []  # graphs read the tables of their plans
+    replays, graphs, peaks_mib, runs = {}, {}, {}, []  # a graph reads what its run holds
     for method in CHOSEN:
         encoding, backend, budget = METHODS[method]
         plan = plans[encoding]()
-        kept.append(plan)
         run = step(x, weights, plan, backend, budget, backward)
+        runs.append(run)
         peaks_mib[method] = peak_mib(run)
         replays[method], graphs[method] = as_graph(run)
     rows = []
@@ -91,7 +91,7 @@ def rows_of(kind: str, cameras: int, grid: tuple[int, int], backward: bool, repe
             f"{t.median_ms:8.3f} ms ×{ratios[0]:6.3f} {peaks_mib[method]:7.0f} MiB ×{ratios[1]:5.2f}",
             flush=True,
         )
-    del replays, kept
+    del replays, runs
     torch.cuda.empty_cache()
     return rows
 
