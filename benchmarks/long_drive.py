@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from merope.adapters.recorded_passes import is_bound_by_launches
-from merope.bench.generated import weights_digest
+from merope.bench.run_facts import weights_digest
 from merope.demo.drive import loaded
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid

@@ -19,7 +19,7 @@ from world_model import sharpness
 
 from merope.adapters.causal_wan import attach_causal
 from merope.adapters.families import family_of
-from merope.bench.generated import weights_digest
+from merope.bench.run_facts import weights_digest
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.evaluate.world_scores import psnr_db
 from merope.formats.video import as_bytes

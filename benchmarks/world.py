@@ -13,6 +13,9 @@ in the results folder already are left alone; tests that they lack (`--stretch`)
 there. Give a minute or two less than there are: what was generated is still scored. A step leaves a large GPU idle
 while its launches are prepared: `--at-once 3` trains three rows in three processes, and `--set
 data.keep_renders=FOLDER` has them render the worlds of a seed once for all.
+
+Poses take longer than training. `--until generated` leaves them out; copy the rows' generated*.safetensors to a machine
+with cores, in folders of the same names, and run the command there with `--score-only`.
 """
 
 import argparse
@@ -40,6 +43,8 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=1, help="rows that are trained at the same time")
     parser.add_argument("--workers", type=int, default=8, help="processes that recover poses, of each that trains")
+    parser.add_argument("--until", choices=("generated", "scored"), default="scored", help="how far to go (scored)")
+    parser.add_argument("--score-only", action="store_true", help="score videos that another machine generated")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # a process that another one started
     options = parser.parse_args()
@@ -74,7 +79,7 @@ def run_beside(processes: int, command: list[str]) -> None:
 
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
-    from merope.bench.generated import benchmark_tests
+    from merope.bench.generated import benchmark_tests, generated_file
     from merope.bench.groups import BENCHMARKS
     from merope.bench.result_files import is_scored
     from merope.bench.rows import run_rows, time_limit
@@ -85,6 +90,8 @@ def make_rows(options: argparse.Namespace) -> None:
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
+    if options.score_only and options.until != "scored":
+        raise invalid("--until", "scored, with --score-only", options.until, "leave one of the two out")
     every = [row for rows in BENCHMARKS[options.benchmark].values() for row in rows]
     for row in options.rows or ():
         if row not in every:
@@ -99,13 +106,18 @@ def make_rows(options: argparse.Namespace) -> None:
         made = partial(is_scored, tests=tests, results=options.results)
         advice = ""
         try:
-            run_rows(configs, tests, scorer, is_over=is_over, is_made=made)
+            how = {"until": options.until, "score_only": options.score_only}
+            run_rows(configs, tests, scorer, is_over=is_over, is_made=made, **how)
             advice = "; the same command goes on from there"
         finally:
-            wrote = ", ".join(f"{result['row']} seed {result['seed']}" for result in scorer.written)
-            left = sum(not is_scored(config, tests, options.results) for config in configs)
-            print("wrote", wrote or "no row")
-            print(f"{left} of {len(configs)} rows are left{advice if left else ''}")
+            if options.until == "generated":
+                there = [all(generated_file(config, test).exists() for test in tests) for config in configs]
+                print(f"{sum(there)} of {len(configs)} rows are generated")
+            else:
+                wrote = ", ".join(f"{result['row']} seed {result['seed']}" for result in scorer.written)
+                left = sum(not is_scored(config, tests, options.results) for config in configs)
+                print("wrote", wrote or "no row")
+                print(f"{left} of {len(configs)} rows are left{advice if left else ''}")
 
 
 if __name__ == "__main__":

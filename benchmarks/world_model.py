@@ -40,8 +40,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from merope.bench.generated import about_videos, generate_clips, weights_digest
+from merope.bench.generated import about_videos, generate_clips
 from merope.bench.intervals import Grid, difference
+from merope.bench.run_facts import weights_digest
 from merope.bench.scores import COLMAP_ROWS
 from merope.demo.drive import SHIPPED_MODEL, loaded
 from merope.demo.pictures import enlarged

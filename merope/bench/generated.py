@@ -3,7 +3,6 @@
 Those of a model with a VAE are kept as latents, which are a fraction of the size.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from merope.adapters.attachment import load_branch
 from merope.bench.references import history_of
+from merope.bench.run_facts import facts_of_run, vae_digest, vae_folder, weights_digest
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.video import as_bytes
@@ -30,7 +30,7 @@ from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
-from merope.train.provenance import device_name
+from merope.train.provenance import device_name, provenance
 from merope.world.commanded import CommandedClip, WorldTest, commanded_clips
 from merope.world.revisits import EarlierDrives
 
@@ -129,12 +129,6 @@ def generated_file(config: TrainConfig, test: WorldTest) -> Path:
     return config.run.out / f"{name}.safetensors"
 
 
-def vae_folder(config: TrainConfig) -> Path | None:
-    """What the latents of a row are decoded with; None: its videos are kept as frames."""
-    folder = pipeline_folder(config) / "vae"
-    return folder if folder.is_dir() else None
-
-
 @torch.no_grad()
 def kept_video(
     file: Path, name: str, vae: Path | None, device: torch.device
@@ -170,16 +164,14 @@ def _without_tf32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> Path:
-    """Generate the test clips of a trained row into its folder. Videos of the same test, clips and weights are kept."""
-    file, trained, clips = generated_file(config, test), config.run.out / "trained", world_clips(config)
+def generate_row(config: TrainConfig, test: WorldTest, device: torch.device, rows_at_once: int = 1) -> Path:
+    """Generate the test clips of a trained row into its folder. Videos of the same test, clips and weights are kept.
+
+    They say what results say of the run; of that, `rows_at_once` is how many were trained side by side.
+    """
+    file, clips = generated_file(config, test), world_clips(config)
     precision, prefix = sampled_precision(config, device), config.objective.prefix_frames
-    about = {
-        "test": json.dumps(vars(test)),
-        "clips": repr(clips),
-        "trained": weights_digest(trained) if trained.is_dir() else "",
-        "precision": precision,
-    }
+    about = _asked(config, test) | {"trained": weights_of(config), "precision": precision}
     kept = about_videos(file)
     if kept and about.items() <= ({"precision": UNSAID_PRECISION} | kept).items():
         return file
@@ -192,9 +184,52 @@ def generate_row(config: TrainConfig, test: WorldTest, device: torch.device) -> 
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         videos = generate_clips(pipeline, commanded, test, prefix, config.branch != "none", output, earlier)
     seconds = f"{time.perf_counter() - began_s:.1f}"
+    run = json.dumps(facts_of_run(config, rows_at_once))
     with replacing(file) as part:
-        save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device)})
+        save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device), "run": run})
     return file
+
+
+def _asked(config: TrainConfig, test: WorldTest) -> dict[str, str]:
+    return {"test": json.dumps(vars(test)), "clips": repr(world_clips(config))}
+
+
+def check_generated(config: TrainConfig, test: WorldTest) -> None:
+    """Refuse videos that cannot be scored as this row's without its weights."""
+    file, about = generated_file(config, test), about_videos(generated_file(config, test))
+    fix = "generate them where the weights are: merope bench world CONFIG --until generated"
+    if not about:
+        raise invalid(str(file), "what a row generated", "nothing", fix)
+    if "run" not in about:
+        raise invalid(str(file), "videos that say of which run they are", "some of an earlier version", fix)
+    for what, wanted in _asked(config, test).items():
+        if about[what] != wanted:
+            raise invalid(f"{what} of {file}", wanted, about[what], fix)
+    run, of_config = json.loads(about["run"]), json.loads(json.dumps(provenance(config)))
+    for key in ("row", "seed", "steps", "batch_size", "pretrained", "trainable", "branch"):
+        if run[key] != of_config[key]:
+            same = "name the config, the changes and the seed that it was made with"
+            raise invalid(f"{key} of {file}", str(of_config[key]), run[key], same)
+    if run["vae"] != vae_digest(config):
+        where = vae_folder(config) or "no folder"
+        raise invalid(f"VAE of {file}", f"that of {where}", "another one", "run from a checkout of the row's commit")
+
+
+def weights_of(config: TrainConfig) -> str:
+    """The digest of a row's weights; where they are not, as its videos have it."""
+    trained = config.run.out / "trained"
+    return weights_digest(trained) if trained.is_dir() else about_row(config).get("trained", "")
+
+
+def known_facts(config: TrainConfig, rows_at_once: int) -> dict[str, Any]:
+    """What results say of a run: as its videos have it, or from its folder."""
+    said = about_row(config).get("run")
+    return facts_of_run(config, rows_at_once) if said is None else json.loads(said)
+
+
+def about_row(config: TrainConfig) -> dict[str, str]:
+    """What the videos of a row's own test say."""
+    return about_videos(config.run.out / "generated.safetensors")
 
 
 def sampled_precision(config: TrainConfig, device: torch.device) -> Literal["bf16", "fp32"]:
@@ -212,12 +247,3 @@ def about_videos(file: Path) -> dict[str, str]:
             return videos.metadata() or {}
     except (OSError, SafetensorError):
         return {}
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 of all weight files of a folder: it tells the weights of one training from those of any other."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.safetensors")):
-        digest.update(str(file.relative_to(folder)).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

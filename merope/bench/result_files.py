@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from merope.bench.generated import weights_digest
+from merope.bench.generated import weights_of
+from merope.bench.run_facts import about_clips
 from merope.errors import invalid
-from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.provenance import provenance, steps_done
 from merope.world.commanded import WorldTest
@@ -47,18 +47,6 @@ def is_scored(config: TrainConfig, tests: Sequence[WorldTest], results: Path) ->
     found = [part["test"] for part in parts_of(row)]
     same = {"steps": config.run.steps, "batch_size": config.run.batch_size, "data": about_clips(config)}
     return all(row[key] == value for key, value in same.items()) and all(asdict(test) in found for test in tests)
-
-
-def about_clips(config: TrainConfig) -> dict[str, Any]:
-    """The clips of a row, as its results file has them."""
-    return json.loads(json.dumps(asdict(world_clips(config))))
-
-
-def vae_digest(config: TrainConfig) -> str:
-    """Which VAE decodes a row's clips: the same latents are other pictures by another one. Empty for pixels."""
-    start = [] if config.model.pretrained is None else [Path(config.model.pretrained)]
-    folders = [folder / "vae" for folder in (config.run.out / "trained", *start)]
-    return next((weights_digest(folder) for folder in folders if folder.is_dir()), "")
 
 
 def known_floor(config: TrainConfig, test: WorldTest, results: Path) -> dict[str, Any] | None:
@@ -112,7 +100,7 @@ def read_result(file: Path) -> dict[str, Any] | None:
 
 def what_differs(before: Mapping[str, Any], config: TrainConfig, tests: Sequence[WorldTest]) -> str:
     """Why tests of a row's trained weights may not be added to its results file; empty if they may."""
-    weights, asked = weights_digest(config.run.out / "trained"), {test.stretch: asdict(test) for test in tests}
+    weights, asked = weights_of(config), {test.stretch: asdict(test) for test in tests}
     if before["data"] != about_clips(config):
         return f"clips like {before['data']}, not {about_clips(config)}"
     now = provenance(config)

@@ -1,21 +1,24 @@
 """Rows of the world benchmark from start to finish: train, generate, and score in the background.
 
-Every stage goes on where it was stopped, so that a row can be made in pieces of a few minutes.
+Every stage goes on where it was stopped, so that a row can be made in pieces of a few minutes. Scores need videos
+alone: a row that one machine trained and generated can be scored on another.
 """
 
 import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 from filelock import FileLock, Timeout
 
-from merope.bench.generated import generate_row
+from merope.bench.generated import check_generated, generate_row
 from merope.bench.result_files import check_nothing_is_trained_again
 from merope.bench.scorer import Scorer, say_and_clear
+from merope.bench.scores import scoring_device
 from merope.bench.scoring_pool import make_ready
 from merope.bench.stills import keep_stills
 from merope.bench.straight_drives import has_parallel_branch, keep_straight_drives
@@ -42,12 +45,14 @@ def run_rows(
     until: Stage = "scored",
     is_over: Callable[[], bool] = lambda: False,
     is_made: Callable[[TrainConfig], bool] = lambda config: False,
+    score_only: bool = False,  # videos that are there already
 ) -> bool:
     """Make row after row in one process. Returns whether all of them are done.
 
     Rows that are made, or that another process is making, are left alone. When a signal stops the training of a row, or
     time is over, no further row is begun. A row that fails does not stop the others; its error is raised at the end.
     """
+    make = partial(_score_row if score_only else partial(_make_row, until=until), tests=tests, scorer=scorer)
     done, failures = 0, []
     with ExitStack() as claims, scorer.writing():
         for config in configs:
@@ -56,7 +61,7 @@ def run_rows(
             try:
                 if not _claim(config, claims):
                     continue
-                if not (is_made(config) or _make_row(config, tests, scorer, until)):
+                if not (is_made(config) or make(config)):
                     break
                 done += 1
             except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
@@ -99,12 +104,23 @@ def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, u
     scorer.earlier(config, tests)  # refused now, not when everything is generated
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for test in tests if until != "trained" else ():
-        generate_row(config, test, device)
+        generate_row(config, test, device, scorer.rows_at_once)
     if until == "scored":
         scorer.add(config, tests)
     if scorer.results is not None:
         _keep_for_figures(config, tests[0], scorer.results, device, has_videos=until != "trained")
     _free_model()
+    return True
+
+
+def _score_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer) -> bool:
+    """Have a row scored of which nothing but the videos need be in its folder."""
+    for test in tests:
+        check_generated(config, test)
+    scorer.earlier(config, tests)
+    scorer.add(config, tests)
+    if scorer.results is not None:
+        _keep_for_figures(config, tests[0], scorer.results, scoring_device(), has_videos=True)
     return True
 
 
@@ -115,7 +131,7 @@ def _keep_for_figures(
     wanted: dict[str, Callable[[], Path]] = {}
     if has_videos:
         wanted["stills"] = lambda: keep_stills(config, test, results, device)
-    if has_parallel_branch(config):
+    if has_parallel_branch(config) and (config.run.out / "trained").is_dir():
         wanted["straight drives"] = lambda: keep_straight_drives(config, results, device)
     for what, keep in wanted.items():
         try:

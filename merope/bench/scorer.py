@@ -15,15 +15,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from merope.bench.generated import generated_file
+from merope.bench.generated import generated_file, known_facts
 from merope.bench.result_files import (
-    about_clips,
     known_floor,
     left_alone,
     put_together,
     read_result,
     results_file,
-    vae_digest,
     what_differs,
 )
 from merope.bench.scores import WorldJob, floor_file, score_world, scores_of, scores_of_test, summaries, world_jobs
@@ -32,7 +30,6 @@ from merope.errors import invalid
 from merope.formats.writing import replace_text
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
-from merope.train.provenance import provenance
 from merope.world.clips import WorldClips
 from merope.world.commanded import WorldTest
 
@@ -184,9 +181,8 @@ class Scorer:
         test = row.next_test
         scores = scores_of(future.result() for future in row.worlds[test])
         row.parts.append(scores_of_test(row.config, test, scores, json.loads(floor_file(row.config, test).read_text())))
-        about = provenance(row.config) | {"rows_at_once": self.rows_at_once, "data": about_clips(row.config)}
-        about["vae"] = vae_digest(row.config)
-        text = json.dumps(put_together(about, row.parts, self.earlier(row.config, row.tests)), indent=1)
+        about, earlier = known_facts(row.config, self.rows_at_once), self.earlier(row.config, row.tests)
+        text = json.dumps(put_together(about, row.parts, earlier), indent=1)
         del row.worlds[test]
         replace_text(row.config.run.out / "scores.json", text)
         if self.results is not None:

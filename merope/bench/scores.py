@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from merope.adapters.families.wan_clips import wan_vae_strides
-from merope.bench.generated import UNSAID_PRECISION, about_videos, generated_file, kept_video, vae_folder
+from merope.bench.generated import UNSAID_PRECISION, about_videos, generated_file, kept_video
 from merope.bench.references import reference_cameras, seen_earlier
 from merope.bench.result_files import SCORING
+from merope.bench.run_facts import vae_folder
 from merope.evaluate.summary import summarise
 from merope.evaluate.world_scores import (
     FLOOR_NOISE,

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merope.bench.generated import about_videos, generated_file, kept_video, vae_folder
-from merope.bench.result_files import about_clips, results_file
+from merope.bench.generated import about_videos, generated_file, kept_video, known_facts
+from merope.bench.result_files import results_file
+from merope.bench.run_facts import vae_folder
 from merope.errors import invalid
 from merope.formats.video import as_bytes, read_image, write_image
 from merope.formats.writing import replace_text, replacing
 from merope.geometry.cameras import Cameras
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
-from merope.train.provenance import provenance
 from merope.world.clips import WorldClips
 from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES, WorldTest
 from merope.world.render import render
@@ -84,9 +84,8 @@ def keep_stills(config: TrainConfig, test: WorldTest, results: Path, device: tor
         for manoeuvre in MANOEUVRES:
             video = kept_video(videos, f"world-{seed}-{manoeuvre}", vae, device)
             lines.append(torch.cat(list(video[frames]), dim=1))
-    about = provenance(config) | {
+    about = known_facts(config, rows_at_once=1) | {
         "weights": about_videos(videos).get("trained", ""),
-        "data": about_clips(config),
         "test": asdict(test),
         "worlds": len(lines) // len(MANOEUVRES),
         "frames": frames,

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from merope.bench.generated import load_trained, weights_digest
-from merope.bench.result_files import about_clips, results_file
+from merope.bench.generated import load_trained
+from merope.bench.result_files import results_file
+from merope.bench.run_facts import about_clips, weights_digest
 from merope.errors import invalid
 from merope.formats.video import as_bytes
 from merope.formats.writing import replace_text

@@ -28,6 +28,8 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, metavar="DIR", help=copied)
     stage = "how far to go (scored); later stages pick up what earlier ones left in the folder"
     parser.add_argument("--until", choices=("trained", "generated", "scored"), default="scored", help=stage)
+    score = "score videos that another machine generated: of its folder generated*.safetensors are enough"
+    parser.add_argument("--score-only", action="store_true", help=score)
     parser.epilog = "e.g. merope bench world world/merope --seed 1 --results outputs/world"
     parser.set_defaults(run=_world, if_stopped="; finished stages are kept, the same command goes on after them")
 
@@ -41,14 +43,17 @@ def _world(options: argparse.Namespace) -> int:
     from merope.bench.scores import with_seed
     from merope.bench.scoring_pool import scoring_pool
     from merope.bench.table import group_table
+    from merope.errors import invalid
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
+    if options.score_only and options.until != "scored":
+        raise invalid("--until", "scored, with --score-only", options.until, "leave one of the two out")
     config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
     tests = benchmark_tests(options.worlds, options.stretch)
     with scoring_pool(options.workers) as pool:
         scorer = Scorer(pool, options.results)
-        finished = run_rows([config], tests, scorer, options.until)
+        finished = run_rows([config], tests, scorer, options.until, score_only=options.score_only)
     if not finished:
         why = "stopped, or another process is making the row"
         print(f"merope: {why}; the same command goes on from there", file=sys.stderr)

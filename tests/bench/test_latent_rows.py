@@ -12,10 +12,10 @@ from tiny_pipelines import miniature_vae
 
 from merope.adapters.attachment import attach
 from merope.bench import scores
-from merope.bench.generated import generated_file, load_trained, weights_digest
+from merope.bench.generated import generated_file, load_trained
 from merope.bench.groups import MINIATURE
-from merope.bench.result_files import vae_digest
 from merope.bench.rows import run_rows
+from merope.bench.run_facts import vae_digest, weights_digest
 from merope.bench.scorer import Scorer
 from merope.bench.scores import COLMAP_ROWS, with_seed
 from merope.bench.stills import read_stills, stills_file
