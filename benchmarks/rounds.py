@@ -1,8 +1,8 @@
 """Times of methods that are compared, taken in rounds: each method in turn, every second round the other way about.
 
-A GPU at the limit of its power lowers its clock within a second, so that methods timed one after the other have different
-clocks. In rounds all methods have the same. `rest`: how many times its own time the
-GPU rests after every run. Without a rest it is at its limit, as in training; after a long one its clock is highest.
+A GPU at the limit of its power lowers its clock within a second, so that methods timed one after the other have
+different clocks. In rounds all methods have the same. `rest`: how many times its own time the GPU rests after every
+run. Without a rest it is at its limit, as in training; after a long one its clock is highest.
 """
 
 import statistics

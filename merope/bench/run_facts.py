@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from merope.adapters.families.wan_clips import wan_vae_strides
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.provenance import provenance
@@ -30,6 +31,11 @@ def vae_folder(config: TrainConfig) -> Path | None:
     start = [] if config.model.pretrained is None else [Path(config.model.pretrained)]
     folders = [folder / "vae" for folder in (config.run.out / "trained", *start)]
     return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def latent_stride(vae: Path | None) -> int:
+    """Frames of a clip per latent frame of the VAE in a folder."""
+    return 1 if vae is None else wan_vae_strides(json.loads((vae / "config.json").read_text()))[0]
 
 
 def vae_digest(config: TrainConfig) -> str:

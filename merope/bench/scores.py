@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merope.adapters.families.wan_clips import wan_vae_strides
 from merope.bench.generated import UNSAID_PRECISION, about_videos, generated_file, kept_video
+from merope.bench.lens_kinds import lens_kind
 from merope.bench.references import reference_cameras, seen_earlier
 from merope.bench.result_files import SCORING
-from merope.bench.run_facts import vae_folder
+from merope.bench.run_facts import latent_stride, vae_folder
 from merope.evaluate.summary import summarise
 from merope.evaluate.world_scores import (
     FLOOR_NOISE,
@@ -29,7 +29,6 @@ from merope.evaluate.world_scores import (
     score_clip,
     score_floor,
 )
-from merope.geometry.lenses import Lens
 from merope.train.build import world_clips
 from merope.train.config import HistorySection, TrainConfig
 from merope.train.provenance import device_name
@@ -41,7 +40,6 @@ COLMAP_ROWS = 144
 """Height from which on COLMAP finds the poses of true renders."""
 COLMAP_WORLDS = 12
 """So many worlds of a test are given to COLMAP: it takes twice as long for a clip as everything else together."""
-WIDE_DEG, FISHEYE_DEG, FISHEYE_XI = 90.0, 120.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,7 @@ def _with_recall(score: Score, clip: CommandedClip, video: Tensor, job: WorldJob
     """
     if job.test.stretch != 1.0:
         return score
-    stride = 1 if job.vae is None else wan_vae_strides(json.loads((job.vae / "config.json").read_text()))[0]
-    cameras = reference_cameras(clip, EarlierDrives(job.clips, job.references, stride))
+    cameras = reference_cameras(clip, EarlierDrives(job.clips, job.references, latent_stride(job.vae)))
     recalled = recalled_psnr_db(clip, video, job.prefix_frames, seen_earlier(clip, cameras), cameras)
     return replace(score, recalled_psnr_db=recalled)
 
@@ -137,17 +134,6 @@ def summaries(scores: list[Score], clips: WorldClips) -> dict[str, Any]:
         if clips.fov_deg[0] < clips.fov_deg[1] or clips.xi[0] < clips.xi[1]:
             groups.setdefault(lens_kind(clips.lens(score.seed)), []).append(score)
     return {name: _summary(group) for name, group in groups.items()}
-
-
-def lens_kind(lens: Lens) -> str:
-    """What a lens is called where lenses are mixed, by its horizontal field of view and mirror parameter."""
-    middle = lens.height / 2.0
-    edges, _ = lens.unproject(torch.tensor([[0.0, middle], [lens.width, middle]], dtype=torch.float64))
-    off_axis_rad = torch.atan2(edges[:, :2].norm(dim=-1), edges[:, 2])  # the angle between the edges ends at 180°
-    fov_deg, xi = math.degrees(off_axis_rad.sum()), float(getattr(lens, "xi", 0.0))
-    if fov_deg < WIDE_DEG:
-        return "pinhole-like"
-    return "fisheye" if fov_deg >= FISHEYE_DEG and xi >= FISHEYE_XI else "wide"
 
 
 def _summary(scores: list[Score]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ and a JSON file that says which. What the camera would have seen is not kept: it
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from merope.bench.generated import about_videos, generated_file, kept_video, known_facts
 from merope.bench.result_files import results_file
-from merope.bench.run_facts import vae_folder
+from merope.bench.run_facts import latent_stride, vae_folder
 from merope.errors import invalid
 from merope.formats.video import as_bytes, read_image, write_image
 from merope.formats.writing import replace_text, replacing
@@ -24,6 +25,7 @@ from merope.train.config import TrainConfig
 from merope.world.clips import WorldClips
 from merope.world.commanded import FIRST_TEST_SEED, MANOEUVRES, WorldTest
 from merope.world.render import render
+from merope.world.revisits import EarlierDrives
 from merope.world.scene import World
 
 STILL_WORLDS = 4
@@ -63,6 +65,12 @@ class Stills:
     def test(self) -> WorldTest:
         return WorldTest(**self.about["test"])
 
+    @property
+    def earlier(self) -> EarlierDrives | None:
+        """What the model was shown of each path. None: nothing."""
+        shown = self.about.get("earlier")
+        return None if shown is None else EarlierDrives(self.clips, **shown)
+
 
 def stills_file(config: TrainConfig, results: Path) -> Path:
     """Where the stills of a row lie in a results folder."""
@@ -84,11 +92,13 @@ def keep_stills(config: TrainConfig, test: WorldTest, results: Path, device: tor
         for manoeuvre in MANOEUVRES:
             video = kept_video(videos, f"world-{seed}-{manoeuvre}", vae, device)
             lines.append(torch.cat(list(video[frames]), dim=1))
+    shown = None if config.history is None else {"count": config.history.frames, "latent_stride": latent_stride(vae)}
     about = known_facts(config, rows_at_once=1) | {
         "weights": about_videos(videos).get("trained", ""),
         "test": asdict(test),
         "worlds": len(lines) // len(MANOEUVRES),
         "frames": frames,
+        "earlier": shown,
     }
     file = stills_file(config, results)
     with replacing(file) as part:
@@ -109,11 +119,21 @@ def read_stills(file: Path) -> Stills:
 
 def true_stills(stills: Stills, world: int) -> Tensor:  # uint8 [manoeuvres, frames, H, W, 3]
     """What the commanded camera would have seen in one of the worlds."""
+    return _rendered(stills, world, lambda path, _: path[stills.frames])
+
+
+def earlier_stills(stills: Stills, earlier: EarlierDrives, world: int) -> Tensor:  # uint8 [manoeuvres, R, H, W, 3]
+    """What an earlier drive saw along the commanded paths of one of the worlds."""
+    return _rendered(stills, world, earlier.poses)
+
+
+def _rendered(stills: Stills, world: int, poses: Callable[[Tensor, int], Tensor]) -> Tensor:  # [manoeuvres, N, H, W, 3]
+    """One of the worlds, cleared for all of its commanded paths, from N poses for each of them."""
     clips, seed = stills.clips, FIRST_TEST_SEED + world
     paths = stills.test.paths(clips, seed)
     cleared = World(seed).cleared(torch.stack(list(paths.values())))
     seen = [
-        render(cleared, Cameras(paths[manoeuvre][stills.frames], clips.lens(seed)), clips.height, clips.width).image
+        render(cleared, Cameras(poses(paths[manoeuvre], seed), clips.lens(seed)), clips.height, clips.width).image
         for manoeuvre in MANOEUVRES
     ]
     return as_bytes(torch.stack(seen))

@@ -14,6 +14,7 @@ from merope.bench.groups import MINIATURE
 from merope.bench.references import history_of, reference_cameras, seen_earlier
 from merope.bench.rows import run_rows
 from merope.bench.scorer import Scorer
+from merope.bench.stills import earlier_stills, read_stills, stills_file
 from merope.bench.table import read_rows, tables
 from merope.evaluate.seen_before import shown_by_references_alone
 from merope.evaluate.workers import InThisProcess
@@ -104,6 +105,12 @@ def test_rows_are_trained_generated_scored_and_compared(tmp_path: Path, monkeypa
         assert all({"late_psnr_db", "psnr_db"} <= clip.keys() for clip in result["clips"].values())
         assert any("recalled_psnr_db" in clip for clip in result["clips"].values())
         assert 0.0 < result["rows"]["generated"]["all"]["recalled_psnr_db"] < 60.0
+    for config in configs:
+        stills = read_stills(stills_file(config, tmp_path / "results"))
+        assert (stills.earlier is None) == (config.history is None)
+        if stills.earlier is not None:
+            seen = earlier_stills(stills, stills.earlier, world=0).permute(0, 4, 1, 2, 3)
+            assert (seen.int() - shown[1].latents.int()).abs().max() <= 1
     text = tables(read_rows(tmp_path / "results"), groups=MINIATURE)
     text = text.partition("### Retrieved history")[2].partition("###")[0]
     (head,) = [line for line in text.splitlines() if "| late PSNR dB |" in line]

@@ -18,7 +18,8 @@ from merope.bench.generated import (
     generate_row,
     sampled_precision,
 )
-from merope.bench.scores import lens_kind, summaries
+from merope.bench.lens_kinds import lens_kind
+from merope.bench.scores import summaries
 from merope.evaluate.world_scores import frame_psnr_db, psnr_db, score_clip, score_floor
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.geometry.lenses import UnifiedCamera

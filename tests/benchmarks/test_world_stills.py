@@ -12,7 +12,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import world_stills
 
-from merope.bench.stills import read_stills, true_stills
+from merope.bench.stills import earlier_stills, read_stills, true_stills
+from merope.world.commanded import MANOEUVRES
 from tests.bench.grey_stills import HEIGHT, WIDTH, write_grey_stills
 
 GREYS = 40 + 8 * torch.arange(2 * 3 * 4).reshape(2, 3, 4)  # worlds, manoeuvres, frames
@@ -48,6 +49,32 @@ def test_every_frame_is_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyP
         seen = drawn[y_px : y_px + FRAME_HEIGHT_PX, columns]
         assert abs(seen.mean() - float(truth[manoeuvre, still].float().mean())) < 2.0
         assert seen.std() > 5.0
+
+
+def test_what_rows_with_history_were_shown_stands_below_the_truth(tmp_path: Path) -> None:
+    files = [write_grey_stills(tmp_path, "none", GREYS)]
+    history = ("branch.history=sa", "history.frames=2", "history.conflict_rate=0.0")
+    files.append(write_grey_stills(tmp_path, "history-sa", GREYS, *history))
+    rows = [read_stills(file) for file in files]
+    lines = world_stills.lines_of_world(rows, world=1)
+    assert list(lines) == [world_stills.TRUTH, world_stills.EARLIER, "none", "history-sa"]
+    assert list(world_stills.lines_of_world(rows[:1], world=1)) == [world_stills.TRUTH, "none"]
+    assert rows[1].earlier is not None
+    seen, shown = earlier_stills(rows[1], rows[1].earlier, 1), lines[world_stills.EARLIER]
+    near = [f"near {frame / rows[1].clips.frame_rate_hz:.2f} s" for frame in rows[1].earlier.matched]
+    for column, cell in shown.items():
+        k = column.still - 1  # two pictures of each path, below its last two frames
+        assert torch.equal(cell.picture, seen[MANOEUVRES.index(column.manoeuvre), k])
+        assert cell.caption == near[k]
+    assert len(shown) == 2 * len(MANOEUVRES)
+    picture = world_stills.sheet(rows, [1])
+    assert len(picture) - len(world_stills.sheet(rows[:1], [1])) == 2 * (FRAME_HEIGHT_PX + world_stills.GAP_PX)
+
+
+def test_where_lenses_are_mixed_a_sheet_names_them(tmp_path: Path) -> None:
+    mixed = read_stills(write_grey_stills(tmp_path, "mixed", GREYS, "data.fov_deg=[60.0,150.0]", "data.xi=[0.0,1.5]"))
+    assert [world_stills.mixed_lens(mixed.clips, world) for world in (0, 1)] == ["wide, 92°", "fisheye, 135°"]
+    assert world_stills.mixed_lens(read_stills(write_grey_stills(tmp_path, "same", GREYS)).clips, 0) == ""
 
 
 def test_sheets_that_would_mislead_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
