@@ -1,6 +1,6 @@
 """How sharply attention points at what a token is going to show: by geometry alone, and in trained branches.
 
-    python benchmarks/world_pointing.py [--rows raynova merope ...] [--models NAME=FOLDER ...]
+    python benchmarks/world_pointing.py [--rows raynova "merope KEY=VALUE" ...] [--models NAME=FOLDER ...]
         [--out benchmarks/results/world-pointing.json]
 
 For tokens of later frames of a drive through the procedural world, the renderer knows which token of the last given
@@ -9,7 +9,7 @@ in nats; exp of it is "as if spread evenly over so many tokens", 144 is chance.
 
 Rows: one attention head without content, its query and its key the same for all tokens, is fitted on some drives and
 measured on others. What it can reach depends on the lengths of query and key, which are fixed: their entries have an
-rms of `gain`. Encodings are those of configs/world, as the rows of the benchmark have them.
+rms of `gain`. Encodings and lenses are those of configs/world, with changes behind a row's name where wanted.
 
 Models: folders of trained rows (`outputs/world/ucpe-seed0/trained`); the one in the package is the default. Every head
 of their camera branches, on true frames of unseen drives with noise, and the share of its attention that goes to the
@@ -32,6 +32,7 @@ from merope import AttentionPlan, Cameras
 from merope.adapters.branch_config import make_encoding
 from merope.adapters.camera_attention import CameraAttention
 from merope.demo.drive import loaded
+from merope.errors import invalid
 from merope.train.build import world_clips
 from merope.train.config import TrainConfig
 from merope.train.provenance import commit, device_name
@@ -41,7 +42,8 @@ from merope.world.render import correspondences, render
 from merope.world.scene import World
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "world"
-ROWS = ("none", "gta", "prope", "ucpe", "raynova", "urope", "merope")  # those that are functions of cameras alone
+ROWS = ("none", "gta", "prope", "ucpe", "raynova", "urope", "merope", "direction-phases")
+"""Encodings that are functions of cameras alone. A head without content has nothing for the others to read."""
 GRID, HEAD_DIM = (9, 16), 128
 LAST_GIVEN, LATER = 2, (4, 6, 8, 10, 12)  # frames
 CLIPS, STARTS, STEPS = 16, 4, 150
@@ -67,7 +69,8 @@ def pairs_of(clips: WorldClips, seeds: range) -> Pairs:
     poses, lens = cameras.world_from_camera, cameras.lens
     found = []
     for seed, path in zip(seeds, poses, strict=True):
-        later, given = Cameras(path[list(LATER)], lens), Cameras(path[[LAST_GIVEN] * len(LATER)], lens)
+        own = clips.lens(seed)
+        later, given = Cameras(path[list(LATER)], own), Cameras(path[[LAST_GIVEN] * len(LATER)], own)
         seen = render(World(seed).cleared(path), later, *GRID, samples=1)  # a pixel for every token
         found.append(correspondences(seen, later, given))
     pixels, visible = (torch.stack(parts) for parts in zip(*found, strict=True))
@@ -82,9 +85,19 @@ def pairs_of(clips: WorldClips, seeds: range) -> Pairs:
     )
 
 
-def plan_of(row: str, pairs: Pairs) -> AttentionPlan:
+def config_of(row: str) -> TrainConfig:
+    """A row of configs/world with the changes behind its name."""
+    name, *changes = row.split()
+    if name not in ROWS:
+        raise invalid(
+            "--rows", f"one of {', '.join(ROWS)}, with changes behind it", repr(row), "the others read content"
+        )
+    return read_config(TrainConfig, CONFIGS / f"{name}.toml", changes)
+
+
+def plan_of(config: TrainConfig, pairs: Pairs) -> AttentionPlan:
     """The plan of a row's encoding; values stay as they are, because here they are marks."""
-    branch = read_config(TrainConfig, CONFIGS / f"{row}.toml", []).branch
+    branch = config.branch
     if branch == "none":
         encoding = merope.encoding("none", head_dim=HEAD_DIM)
     else:
@@ -124,7 +137,7 @@ def fitted(row: str, gain: float, train: Pairs, test: Pairs) -> Row:
     dice = torch.Generator().manual_seed(0)
     free = [torch.randn(STARTS, HEAD_DIM, generator=dice).requires_grad_() for _ in range(2)]
     optimiser = torch.optim.Adam(free, lr=0.05)
-    plans = {id(pairs): plan_of(row, pairs) for pairs in (train, test)}
+    plans = {id(pairs): plan_of(config_of(row), pairs) for pairs in (train, test)}
 
     def nats(pairs: Pairs) -> Tensor:  # [STARTS]
         plan, batch = plans[id(pairs)], len(pairs.target)
@@ -185,13 +198,13 @@ def what(row: Row) -> tuple[object, ...]:
 def main() -> None:
     """Measure what is named, and put each in place of what the file had of it, as soon as it is measured."""
     parser = argparse.ArgumentParser(description="how sharply attention points at the same place in another frame")
-    parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="*", default=list(ROWS), metavar="ROW", help='"ROW KEY=VALUE …" with changes')
     parser.add_argument("--gains", nargs="+", type=float, default=[1.0, 3.0])
     parser.add_argument("--models", nargs="*", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/world-pointing.json"))
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    clips = world_clips(read_config(TrainConfig, CONFIGS / "merope.toml", []))
+    configs = {row: config_of(row) for row in options.rows}
     models = dict(model.split("=", 1) for model in options.models)
 
     def put(new: Sequence[Row], where: torch.device) -> None:
@@ -204,10 +217,9 @@ def main() -> None:
         print(*(f"{key} {value:.3g}" if isinstance(value, float) else value for key, value in best.items()), flush=True)
 
     for name, folder in models.items():
-        put(trained_heads(name, Path(folder), clips, device), device)
-    if options.rows:
-        train, test = pairs_of(clips, FITTED_ON), pairs_of(clips, MEASURED_ON)
-    for row in options.rows:
+        put(trained_heads(name, Path(folder), world_clips(config_of("merope")), device), device)
+    for row, config in configs.items():
+        train, test = (pairs_of(world_clips(config), seeds) for seeds in (FITTED_ON, MEASURED_ON))
         for gain in options.gains:
             put([fitted(row, gain, train, test)], torch.device("cpu"))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import merope
 from merope import Cameras
+from merope.train.build import world_clips
 from merope.world.clips import WorldClips
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -28,8 +29,9 @@ class Still(WorldClips):
         return torch.eye(4, dtype=torch.float64).repeat(self.frames, 1, 1)
 
 
-def test_a_camera_that_stays_shows_everything_in_its_own_place() -> None:
-    pairs = pointing.pairs_of(Still(), range(2))
+@pytest.mark.parametrize("clips", [Still(), Still(fov_deg=(60.0, 150.0), xi=(0.0, 1.5))], ids=["pinhole", "mixed"])
+def test_a_camera_that_stays_shows_everything_in_its_own_place(clips: WorldClips) -> None:
+    pairs = pointing.pairs_of(clips, range(2))
     assert pairs.visible.float().mean() > 0.4  # the sky has no surface
     own = torch.arange(TOKENS).repeat(len(pointing.LATER)).expand_as(pairs.target)
     assert torch.equal(pairs.target[pairs.visible], own[pairs.visible])
@@ -69,6 +71,17 @@ def test_nats_are_counted_within_the_frame(sharpness: float, nats: float) -> Non
     on_target = torch.nn.functional.one_hot(pairs.target, TOKENS)[:, None].double()
     weights = 0.5 * (sharpness * on_target).softmax(dim=-1)
     assert float(pointing.missed(weights, pairs)) == pytest.approx(nats, abs=1e-9)
+
+
+def test_a_row_can_be_changed() -> None:
+    finer = "direction-phases branch.encoding_options.direction_scale=25.0 data.fov_deg=[60.0,150.0] data.xi=[0.0,1.5]"
+    pairs = pointing.pairs_of(Still(), range(1))
+    plans = [pointing.plan_of(pointing.config_of(row), pairs) for row in ("direction-phases", finer)]
+    tables = [plan.operators(0) for plan in plans]
+    assert (tables[0] - tables[1]).abs().max() > 0.1
+    assert world_clips(pointing.config_of(finer)).fov_deg == (60.0, 150.0)
+    with pytest.raises(ValueError, match=r"--rows must be one of none, .*, got 'rayrope run.steps=1'"):
+        pointing.config_of("rayrope run.steps=1")
 
 
 def test_what_was_measured_before_stays_until_it_is_measured_again(
