@@ -15,18 +15,19 @@ while its launches are prepared: `--at-once 3` trains three rows in three proces
 data.keep_renders=FOLDER` has them render the worlds of a seed once for all.
 
 Poses take longer than training. `--until generated` leaves them out; copy the rows' generated*.safetensors to a machine
-with cores, in folders of the same names, and run the command there with `--score-only`.
+with cores, in folders of the same names, and run the command there with `--score-only`. Without `--rows` it scores what
+is there.
 """
 
 import argparse
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+TRAINING_MINUTES, A_WEEK_MINUTES = 9.0, 7 * 24 * 60.0
 
 
 def main() -> None:
@@ -37,7 +38,8 @@ def main() -> None:
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="names of configs in that folder; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--minutes", type=float, default=9.0, help="after which training is stopped")
+    over = f"after which training is stopped ({TRAINING_MINUTES:g}); with --score-only, scoring"
+    parser.add_argument("--minutes", type=float, help=over)
     parser.add_argument("--results", type=Path, help="(benchmarks/results/BENCHMARK)")
     parser.add_argument("--stretch", nargs="+", type=float, default=[], help="also test on paths so many times as long")
     parser.add_argument("--worlds", type=int, default=32)
@@ -79,7 +81,7 @@ def run_beside(processes: int, command: list[str]) -> None:
 
 def make_rows(options: argparse.Namespace) -> None:
     """The rows that this process gets."""
-    from merope.bench.generated import benchmark_tests, generated_file
+    from merope.bench.generated import benchmark_tests, generated_file, is_generated
     from merope.bench.groups import BENCHMARKS
     from merope.bench.result_files import is_scored
     from merope.bench.rows import run_rows, time_limit
@@ -90,8 +92,8 @@ def make_rows(options: argparse.Namespace) -> None:
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
-    if options.score_only and options.until != "scored":
-        raise invalid("--until", "scored, with --score-only", options.until, "leave one of the two out")
+    if options.score_only and options.at_once > 1:
+        raise invalid("--at-once", "1 with --score-only", options.at_once, "give it more --workers")
     every = [row for rows in BENCHMARKS[options.benchmark].values() for row in rows]
     for row in options.rows or ():
         if row not in every:
@@ -101,23 +103,41 @@ def make_rows(options: argparse.Namespace) -> None:
     changes = [*options.set, "run.keep_checkpoints=1"]
     rows = [read_config(TrainConfig, CONFIGS / options.benchmark / f"{name}.toml", changes) for name in names]
     configs = [with_seed(config, seed) for seed in options.seeds for config in rows]
-    with time_limit(60.0 * options.minutes) as is_over, scoring_pool(options.workers) as pool:
-        scorer = Scorer(pool, options.results, options.at_once)
-        made = partial(is_scored, tests=tests, results=options.results)
-        advice = ""
+    if options.score_only and options.rows is None:
+        configs = [config for config in configs if generated_file(config, tests[0]).exists()]
+
+    def is_done(config: TrainConfig) -> bool:
+        is_there = options.until == "generated" and all(is_generated(config, test) for test in tests)
+        return is_there or is_scored(config, tests, options.results)
+
+    with time_limit(60.0 * time_minutes(options)) as is_over, scoring_pool(options.workers) as pool:
+        scorer, has_failed = Scorer(pool, options.results), True
         try:
-            how = {"until": options.until, "score_only": options.score_only}
-            run_rows(configs, tests, scorer, is_over=is_over, is_made=made, **how)
-            advice = "; the same command goes on from there"
+            run_rows(
+                configs,
+                tests,
+                scorer,
+                options.until,
+                is_over,
+                is_done,
+                options.score_only,
+                rows_at_once=options.at_once,
+            )
+            has_failed = False
         finally:
-            if options.until == "generated":
-                there = [all(generated_file(config, test).exists() for test in tests) for config in configs]
-                print(f"{sum(there)} of {len(configs)} rows are generated")
-            else:
+            if options.until == "scored":
                 wrote = ", ".join(f"{result['row']} seed {result['seed']}" for result in scorer.written)
-                left = sum(not is_scored(config, tests, options.results) for config in configs)
                 print("wrote", wrote or "no row")
-                print(f"{left} of {len(configs)} rows are left{advice if left else ''}")
+            left = sum(not is_done(config) for config in configs)
+            advice = "; the same command goes on from there" if left and not has_failed else ""
+            print(f"{left} of {len(configs)} rows are left{advice}")
+
+
+def time_minutes(options: argparse.Namespace) -> float:
+    """How long it may take; scores alone take as long as they take, where nothing else is said."""
+    if options.minutes is not None:
+        return float(options.minutes)
+    return A_WEEK_MINUTES if options.score_only else TRAINING_MINUTES
 
 
 if __name__ == "__main__":

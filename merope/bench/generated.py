@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from merope.adapters.attachment import load_branch
 from merope.bench.references import history_of
-from merope.bench.run_facts import facts_of_run, vae_digest, vae_folder, weights_digest
+from merope.bench.run_facts import facts_of_run, vae_digest, weights_digest
 from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.video import as_bytes
@@ -39,6 +39,9 @@ CLIPS_ON_GPU, CLIPS_ON_CPU = 48, 3
 
 UNSAID_PRECISION = "fp32"
 """That of videos and results which do not say theirs."""
+
+RUN = "run"
+"""Where videos keep what results say of their run."""
 
 
 def benchmark_tests(worlds: int, stretches: Sequence[float] = ()) -> list[WorldTest]:
@@ -171,27 +174,43 @@ def generate_row(config: TrainConfig, test: WorldTest, device: torch.device, row
     """
     file, clips = generated_file(config, test), world_clips(config)
     precision, prefix = sampled_precision(config, device), config.objective.prefix_frames
-    about = _asked(config, test) | {"trained": weights_of(config), "precision": precision}
+    about = _made_from(config, test) | {"precision": precision}
     kept = about_videos(file)
-    if kept and about.items() <= ({"precision": UNSAID_PRECISION} | kept).items():
+    if kept and about.items() <= ({"precision": UNSAID_PRECISION, "vae": about["vae"]} | kept).items():
+        if RUN not in kept:  # of an earlier version: said now, where weights and log are
+            _write_videos(load_file(file), file, kept | about, config, rows_at_once)
         return file
     pipeline = load_trained(config, device)
     began_s = time.perf_counter()
     commanded = commanded_clips(test, clips, device, prefix)
     output: Literal["pt", "latent"] = "pt" if pipeline.vae is None else "latent"
-    asked = config.history
-    earlier = None if asked is None else EarlierDrives(clips, asked.frames, pipeline.strides.frames)
+    history = config.history
+    earlier = None if history is None else EarlierDrives(clips, history.frames, pipeline.strides.frames)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         videos = generate_clips(pipeline, commanded, test, prefix, config.branch != "none", output, earlier)
-    seconds = f"{time.perf_counter() - began_s:.1f}"
-    run = json.dumps(facts_of_run(config, rows_at_once))
-    with replacing(file) as part:
-        save_file(videos, part, about | {"generated_s": seconds, "gpu": device_name(device), "run": run})
+    about |= {"generated_s": f"{time.perf_counter() - began_s:.1f}", "gpu": device_name(device)}
+    _write_videos(videos, file, about, config, rows_at_once)
     return file
 
 
-def _asked(config: TrainConfig, test: WorldTest) -> dict[str, str]:
-    return {"test": json.dumps(vars(test)), "clips": repr(world_clips(config))}
+def _write_videos(
+    videos: dict[str, Tensor], file: Path, about: dict[str, str], config: TrainConfig, rows_at_once: int
+) -> None:
+    """Videos with what they are made from, and what results say of their run."""
+    with replacing(file) as part:
+        save_file(videos, part, about | {RUN: json.dumps(facts_of_run(config, rows_at_once))})
+
+
+def _made_from(config: TrainConfig, test: WorldTest) -> dict[str, str]:
+    """What the videos of a test must say, or they are of another test or of other weights."""
+    about = {"test": json.dumps(vars(test)), "clips": repr(world_clips(config)), "vae": vae_digest(config)}
+    return about | {"trained": weights_of(config)}
+
+
+def is_generated(config: TrainConfig, test: WorldTest) -> bool:
+    """Whether the videos of a test are there, made from what the config and its folder say."""
+    about = about_videos(generated_file(config, test))
+    return bool(about) and _made_from(config, test).items() <= about.items()
 
 
 def check_generated(config: TrainConfig, test: WorldTest) -> None:
@@ -200,36 +219,33 @@ def check_generated(config: TrainConfig, test: WorldTest) -> None:
     fix = "generate them where the weights are: merope bench world CONFIG --until generated"
     if not about:
         raise invalid(str(file), "what a row generated", "nothing", fix)
-    if "run" not in about:
+    if RUN not in about:
         raise invalid(str(file), "videos that say of which run they are", "some of an earlier version", fix)
-    for what, wanted in _asked(config, test).items():
+    for what, wanted in _made_from(config, test).items():
         if about[what] != wanted:
-            raise invalid(f"{what} of {file}", wanted, about[what], fix)
-    run, of_config = json.loads(about["run"]), json.loads(json.dumps(provenance(config)))
+            raise invalid(f"{what} of {file}", wanted, about[what], f"{fix}, from a checkout of the same commit")
+    run, of_config = json.loads(about[RUN]), json.loads(json.dumps(provenance(config)))
     for key in ("row", "seed", "steps", "batch_size", "pretrained", "trainable", "branch"):
         if run[key] != of_config[key]:
             same = "name the config, the changes and the seed that it was made with"
             raise invalid(f"{key} of {file}", str(of_config[key]), run[key], same)
-    if run["vae"] != vae_digest(config):
-        where = vae_folder(config) or "no folder"
-        raise invalid(f"VAE of {file}", f"that of {where}", "another one", "run from a checkout of the row's commit")
 
 
 def weights_of(config: TrainConfig) -> str:
-    """The digest of a row's weights; where they are not, as its videos have it."""
+    """Digest of a row's weights. If they are not on this machine, its videos say it."""
     trained = config.run.out / "trained"
-    return weights_digest(trained) if trained.is_dir() else about_row(config).get("trained", "")
+    return weights_digest(trained) if trained.is_dir() else _about_own_test(config).get("trained", "")
 
 
-def known_facts(config: TrainConfig, rows_at_once: int) -> dict[str, Any]:
-    """What results say of a run: as its videos have it, or from its folder."""
-    said = about_row(config).get("run")
-    return facts_of_run(config, rows_at_once) if said is None else json.loads(said)
+def known_facts(config: TrainConfig) -> dict[str, Any]:
+    """What results say of a run: as its videos have it. Those of an earlier version do not; then its folder does."""
+    said = _about_own_test(config).get(RUN)
+    return facts_of_run(config, None) if said is None else json.loads(said)
 
 
-def about_row(config: TrainConfig) -> dict[str, str]:
-    """What the videos of a row's own test say."""
-    return about_videos(config.run.out / "generated.safetensors")
+def _about_own_test(config: TrainConfig) -> dict[str, str]:
+    """What the videos of the benchmark's own test say."""
+    return about_videos(generated_file(config, WorldTest()))
 
 
 def sampled_precision(config: TrainConfig, device: torch.device) -> Literal["bf16", "fp32"]:

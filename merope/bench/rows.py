@@ -8,7 +8,6 @@ import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +17,11 @@ from filelock import FileLock, Timeout
 from merope.bench.generated import check_generated, generate_row
 from merope.bench.result_files import check_nothing_is_trained_again
 from merope.bench.scorer import Scorer, say_and_clear
-from merope.bench.scores import scoring_device
+from merope.bench.scores import bench_device
 from merope.bench.scoring_pool import make_ready
 from merope.bench.stills import keep_stills
 from merope.bench.straight_drives import has_parallel_branch, keep_straight_drives
+from merope.errors import invalid
 from merope.evaluate.workers import InThisProcess
 from merope.train.config import TrainConfig
 from merope.train.loop import train
@@ -46,32 +46,39 @@ def run_rows(
     is_over: Callable[[], bool] = lambda: False,
     is_made: Callable[[TrainConfig], bool] = lambda config: False,
     score_only: bool = False,  # videos that are there already
+    rows_at_once: int = 1,  # in other processes beside this one; results say it
 ) -> bool:
     """Make row after row in one process. Returns whether all of them are done.
 
     Rows that are made, or that another process is making, are left alone. When a signal stops the training of a row, or
     time is over, no further row is begun. A row that fails does not stop the others; its error is raised at the end.
     """
-    make = partial(_score_row if score_only else partial(_make_row, until=until), tests=tests, scorer=scorer)
+    if score_only and until != "scored":
+        raise invalid("--until", "scored, with --score-only", until, "leave one of the two out")
     done, failures = 0, []
     with ExitStack() as claims, scorer.writing():
         for config in configs:
             if is_over():
                 break
             try:
+                if score_only and not is_made(config):
+                    _check_videos(config, tests)  # before a claim makes a folder
                 if not _claim(config, claims):
                     continue
-                if not (is_made(config) or make(config)):
-                    break
+                if not is_made(config):
+                    if score_only:
+                        _score_row(config, tests, scorer)
+                    elif not _make_row(config, tests, scorer, until, rows_at_once):
+                        break
                 done += 1
             except Exception as error:  # a loss that is not finite, or whatever a GPU's libraries say
                 failures.append(say_and_clear(config.run.out.name, error))
                 if not _could_free_gpu():
                     break
-        scorer.finish(wait=True)
+        is_finished = scorer.finish(wait=True, is_over=is_over if score_only else lambda: False)
     if failures or scorer.failures:
         raise [*failures, *scorer.failures][0]
-    return done == len(configs)
+    return done == len(configs) and is_finished
 
 
 def _could_free_gpu() -> bool:
@@ -93,7 +100,7 @@ def _claim(config: TrainConfig, claims: ExitStack) -> bool:
     return True
 
 
-def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage) -> bool:
+def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, until: Stage, rows_at_once: int) -> bool:
     """Train and generate a row and have it scored; False where training was stopped."""
     check_nothing_is_trained_again(config, scorer.results)
     if until == "scored" and not isinstance(scorer.pool, InThisProcess):  # which is about to train
@@ -102,9 +109,9 @@ def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, u
     if not train_row(config):
         return False
     scorer.earlier(config, tests)  # refused now, not when everything is generated
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = bench_device()
     for test in tests if until != "trained" else ():
-        generate_row(config, test, device, scorer.rows_at_once)
+        generate_row(config, test, device, rows_at_once)
     if until == "scored":
         scorer.add(config, tests)
     if scorer.results is not None:
@@ -113,15 +120,18 @@ def _make_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer, u
     return True
 
 
-def _score_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer) -> bool:
-    """Have a row scored of which nothing but the videos need be in its folder."""
+def _check_videos(config: TrainConfig, tests: Sequence[WorldTest]) -> None:
+    """Refuse a row of which videos are missing, or that are not its own."""
     for test in tests:
         check_generated(config, test)
+
+
+def _score_row(config: TrainConfig, tests: Sequence[WorldTest], scorer: Scorer) -> None:
+    """Have a row scored of which nothing but the videos need be in its folder."""
     scorer.earlier(config, tests)
     scorer.add(config, tests)
     if scorer.results is not None:
-        _keep_for_figures(config, tests[0], scorer.results, scoring_device(), has_videos=True)
-    return True
+        _keep_for_figures(config, tests[0], scorer.results, bench_device(), has_videos=True)
 
 
 def _keep_for_figures(

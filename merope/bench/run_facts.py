@@ -15,8 +15,8 @@ from merope.train.config import TrainConfig
 from merope.train.provenance import provenance
 
 
-def facts_of_run(config: TrainConfig, rows_at_once: int) -> dict[str, Any]:
-    """Of a run whose folder is here. `rows_at_once`: as many were trained side by side."""
+def facts_of_run(config: TrainConfig, rows_at_once: int | None) -> dict[str, Any]:
+    """Of a run whose folder is here. `rows_at_once`: as many were trained side by side; None: it is not known."""
     about = {"rows_at_once": rows_at_once, "data": about_clips(config), "vae": vae_digest(config)}
     return provenance(config) | about
 

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
@@ -69,8 +69,8 @@ class _Floor:
 class Scorer:
     """Recovers poses in processes of its own while rows are trained; writes each test of a row when it is scored."""
 
-    def __init__(self, pool: Executor, results: Path | None, rows_at_once: int = 1) -> None:
-        self.pool, self.results, self.rows_at_once = pool, results, rows_at_once
+    def __init__(self, pool: Executor, results: Path | None) -> None:
+        self.pool, self.results = pool, results
         if results is not None:  # refused now, not after hours of training
             try:
                 results.mkdir(parents=True, exist_ok=True)
@@ -118,16 +118,19 @@ class Scorer:
             is_over.set()
             thread.join()
 
-    def finish(self, wait: bool) -> None:
-        """Write the tests that are scored; with `wait`, all of them. Rows that cannot be written are in `failures`."""
+    def finish(self, wait: bool, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Write the tests that are scored; with `wait`, all of them, unless time is over. Whether none is left.
+
+        Rows that cannot be written are in `failures`.
+        """
         progress, waits = ProgressLine("scoring", len(self._left()), "worlds"), False
         while True:
             with self._lock:
                 self._write_floors()
                 for row in self._rows.copy():
                     self._write_scored(row)
-            if not wait or not self._rows:
-                return
+            if not wait or not self._rows or is_over():
+                return not self._rows
             if left := self._left():
                 progress.show(max(0, progress.total - len(left)))  # a floor may have come in since
                 wait_for(left, LOOK_EVERY_S, FIRST_COMPLETED)
@@ -181,7 +184,7 @@ class Scorer:
         test = row.next_test
         scores = scores_of(future.result() for future in row.worlds[test])
         row.parts.append(scores_of_test(row.config, test, scores, json.loads(floor_file(row.config, test).read_text())))
-        about, earlier = known_facts(row.config, self.rows_at_once), self.earlier(row.config, row.tests)
+        about, earlier = known_facts(row.config), self.earlier(row.config, row.tests)
         text = json.dumps(put_together(about, row.parts, earlier), indent=1)
         del row.worlds[test]
         replace_text(row.config.run.out / "scores.json", text)

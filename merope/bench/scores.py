@@ -68,8 +68,8 @@ def world_jobs(config: TrainConfig, test: WorldTest, videos: Path | None) -> lis
     return [WorldJob(test, clips, seed, prefix, videos, decoder, references) for seed in test.seeds]
 
 
-def scoring_device() -> torch.device:
-    """Where worlds are rendered and latents decoded, for poses that are recovered on a core."""
+def bench_device() -> torch.device:
+    """Where clips are generated, worlds rendered and latents decoded; poses are recovered on a core."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -78,7 +78,7 @@ def score_world(job: WorldJob) -> bytes:
 
     Worlds are rendered and latents decoded on a GPU where there is one: on a core both take longer than the poses.
     """
-    device = scoring_device()
+    device = bench_device()
     commanded = clips_of_world(job.test.paths(job.clips, job.seed), job.clips, job.seed, device)
     if job.videos is None:
         floors = [score_floor(clip, job.prefix_frames) for clip in commanded]
@@ -161,7 +161,7 @@ def scores_of_test(config: TrainConfig, test: WorldTest, scores: list[Score], fl
         "generated_s": float(about["generated_s"]) if "generated_s" in about else None,
         "generated_on": about.get("gpu", ""),
         "generated_in": about.get("precision", UNSAID_PRECISION),
-        "scored_on": device_name(scoring_device()),
+        "scored_on": device_name(bench_device()),
         "rows": {"generated": summaries(scores, clips), "floor": floor},
         "clips": {score.name: score.as_dict() | {"lens": lens_kind(clips.lens(score.seed))} for score in scores},
     }

@@ -127,7 +127,7 @@ def _begin_worker() -> None:
     torch.set_num_threads(1)
     os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # read when OpenCV is imported, which is later
     os.nice(WORKER_NICENESS)
-    from merope.bench.scores import scoring_device
+    from merope.bench.scores import bench_device
 
     with suppress(RuntimeError):  # a full GPU: its jobs will say so, where an error here would end all processes
-        torch.empty(1, device=scoring_device())  # reads the GPU's libraries, too
+        torch.empty(1, device=bench_device())  # reads the GPU's libraries, too

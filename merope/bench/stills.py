@@ -93,7 +93,7 @@ def keep_stills(config: TrainConfig, test: WorldTest, results: Path, device: tor
             video = kept_video(videos, f"world-{seed}-{manoeuvre}", vae, device)
             lines.append(torch.cat(list(video[frames]), dim=1))
     shown = None if config.history is None else {"count": config.history.frames, "latent_stride": latent_stride(vae)}
-    about = known_facts(config, rows_at_once=1) | {
+    about = known_facts(config) | {
         "weights": about_videos(videos).get("trained", ""),
         "test": asdict(test),
         "worlds": len(lines) // len(MANOEUVRES),

@@ -43,12 +43,9 @@ def _world(options: argparse.Namespace) -> int:
     from merope.bench.scores import with_seed
     from merope.bench.scoring_pool import scoring_pool
     from merope.bench.table import group_table
-    from merope.errors import invalid
     from merope.train.config import TrainConfig
     from merope.train.toml_config import read_config
 
-    if options.score_only and options.until != "scored":
-        raise invalid("--until", "scored, with --score-only", options.until, "leave one of the two out")
     config = with_seed(read_config(TrainConfig, options.config, options.set), options.seed)
     tests = benchmark_tests(options.worlds, options.stretch)
     with scoring_pool(options.workers) as pool:

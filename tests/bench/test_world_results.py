@@ -61,8 +61,8 @@ def row(finished: Path, tmp_path: Path) -> TrainConfig:
 
 
 def made(config: TrainConfig, results: Path | None, *stretches: float, at_once: int = 1) -> dict[str, Any]:
-    scorer = Scorer(InThisProcess(), results, at_once)
-    assert run_rows([config], with_stretches(*stretches), scorer)
+    scorer = Scorer(InThisProcess(), results)
+    assert run_rows([config], with_stretches(*stretches), scorer, rows_at_once=at_once)
     (result,) = scorer.written
     return result
 

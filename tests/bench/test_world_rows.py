@@ -123,7 +123,7 @@ def check_true_videos_score_perfectly(config: TrainConfig, truth: dict[str, torc
 
 def test_a_row_that_another_process_makes_is_left_to_it(tmp_path: Path) -> None:
     configs = [tiny_config(tmp_path / name, "run.steps=1") for name in ("theirs", "ours")]
-    scorer = Scorer(InThisProcess(), None, rows_at_once=2)
+    scorer = Scorer(InThisProcess(), None)
     configs[0].run.out.mkdir()
     with FileLock(configs[0].run.out / "row.lock"):
         assert not run_rows(configs, [TEST], scorer, until="trained")
@@ -267,7 +267,7 @@ def test_a_gpu_that_is_lost_takes_no_further_row_and_leaves_scores(
 
     finished: list[bool] = []
     scorer = Scorer(InThisProcess(), None)
-    monkeypatch.setattr(scorer, "finish", lambda wait: finished.append(wait))
+    monkeypatch.setattr(scorer, "finish", lambda wait, is_over: finished.append(wait))
     monkeypatch.setattr(rows, "train", lost)
     monkeypatch.setattr(rows, "_free_model", lost)
     configs = [tiny_config(tmp_path / name) for name in ("first", "second")]

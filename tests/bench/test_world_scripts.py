@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,7 @@ def test_rows_at_once_stop_by_one_signal_and_go_on(
         done[name] = steps[-1]
     monkeypatch.chdir(tmp_path)
     check_a_row_goes_on(done["gta"], folders["gta"], monkeypatch, capsys)
+    check_a_row_is_scored_elsewhere(done["gta"] + 1, folders["gta"], monkeypatch, capsys)
     check_a_test_is_added(done["gta"] + 1, monkeypatch, capsys)
 
 
@@ -125,6 +127,28 @@ def check_a_row_goes_on(
     result = json.loads(Path("results/gta-seed0.json").read_text())
     assert (result["row"], result["steps"], len(result["clips"])) == ("gta", done + 1, 3)
     assert result["trained_s"] == pytest.approx(sum(piece["wall_s"] for piece in pieces), abs=0.1)
+
+
+def check_a_row_is_scored_elsewhere(
+    steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --rows, what is there is scored; rows that are not leave nothing behind."""
+    here, elsewhere = Path.cwd(), Path.cwd() / "elsewhere"
+    run_script(monkeypatch, arguments(steps, "--rows", "none", "gta", "--until", "generated"))
+    assert capsys.readouterr().out.endswith("0 of 2 rows are left\n")
+    there = elsewhere / folder.relative_to(here)
+    there.mkdir(parents=True)
+    shutil.copy(folder / "generated.safetensors", there)
+    monkeypatch.chdir(elsewhere)
+    run_script(monkeypatch, arguments(steps, "--score-only"))
+    assert "wrote gta seed 0\n0 of 1 rows are left\n" in capsys.readouterr().out
+    results = [json.loads((folder / "results" / "gta-seed0.json").read_text()) for folder in (here, elsewhere)]
+    assert results[0]["weights"] == results[1]["weights"]
+    assert results[0]["clips"].keys() == results[1]["clips"].keys()
+    assert [file.name for file in there.parent.iterdir() if file.is_dir()] == ["gta-seed0"]
+    with pytest.raises(SystemExit, match="--at-once must be 1 with --score-only, got 2; give it more --workers"):
+        run_script(monkeypatch, arguments(steps, "--score-only", "--at-once", "2", "--beside"))
+    monkeypatch.chdir(here)
 
 
 def check_a_test_is_added(steps: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
