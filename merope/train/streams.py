@@ -5,7 +5,7 @@ from which everything random about a clip is drawn (merope.train.objective).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -228,10 +228,16 @@ class Ahead:
         return self._groups.get(group) or self._thread.submit(self.stream.steps, steps)
 
     def held_out(self, count: int) -> Iterator[Examples]:
+        self._end_group()
         return self.stream.held_out(count)
 
     def example(self) -> Examples:
+        self._end_group()
         return self.stream.example()
+
+    def _end_group(self) -> None:
+        """A VAE keeps the last chunk of a large clip in itself: of two threads each would go on from the other's."""
+        wait(self._groups.values())
 
     def state_dict(self) -> dict[str, Any]:
         return {}

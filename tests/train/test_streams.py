@@ -1,6 +1,7 @@
 """Streams of world clips: the same clips for any split over ranks, shared renders, and one step ahead."""
 
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -153,6 +154,24 @@ def test_nothing_is_prepared_beyond_the_run_and_errors_come_out(monkeypatch: pyt
     monkeypatch.setattr(WorldStream, "steps", fail)
     with pytest.raises(RuntimeError, match="cannot be rendered"):
         list(Ahead(stream(), steps=35).step(0))
+
+
+@pytest.mark.parametrize("other", ["held_out", "example"])
+def test_other_clips_wait_for_those_that_are_prepared(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both may go through one VAE, which remembers where it is in a large clip."""
+    is_prepared = threading.Event()
+
+    def prepared(_: WorldStream, numbers: range) -> list[list[int]]:
+        if numbers.start:
+            time.sleep(0.2)
+            is_prepared.set()
+        return [[number] for number in numbers]
+
+    monkeypatch.setattr(WorldStream, "steps", prepared)
+    monkeypatch.setattr(WorldStream, other, lambda *_: is_prepared.is_set())
+    ahead = Ahead(stream(), steps=64)
+    list(ahead.step(0))
+    assert getattr(ahead, other)(*(() if other == "example" else (1,))) is True
 
 
 def test_large_clips_are_prepared_fewer_at_a_time() -> None:
