@@ -175,9 +175,13 @@ def _record(call: Callable[[], Tensor], device: torch.device) -> tuple[Callable[
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_PASSES):
                 call()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other threads may go on
-            result = call()
+        before = torch.cuda.current_stream(device)
+        before.wait_stream(stream)
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other threads may go on
+                result = call()
+        finally:
+            torch.cuda.set_stream(before)  # torch stays on its own where a capture breaks off
     return graph.replay, result
 
 

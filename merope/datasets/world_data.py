@@ -44,10 +44,10 @@ class WorldSource(ClipSource[UndrawnClip]):
 
 @dataclass(frozen=True)
 class WorldData(Data):
-    """Clips of the procedural world, rendered as they are needed. No two training clips share a world.
+    """Clips of the procedural world.
 
-    Without `worlds` every clip is a fresh one. With it, so many clips are rendered, encoded by the model's VAE and kept
-    in memory, and steps draw from them again and again.
+    Without `worlds` clips are rendered as they are needed, each of a fresh world. With it, so many clips are rendered,
+    encoded by the model's VAE and kept in memory, and steps draw from them again and again.
     """
 
     kind: Literal["world"]
