@@ -3,19 +3,19 @@
     python benchmarks/attention.py [--out benchmarks/results/attention-<gpu>.json]
 
 Correctness comes first: a row is timed only if its error against float64 is at most twice that of plain PyTorch
-attention in the same dtype. Times are medians over repeated runs with their 10th and 90th percentile, memory is the
-peak beyond inputs and plan.
+attention in the same dtype. Times are medians of CUDA-graph replays, taken in rounds (rounds.py), with their 10th and
+90th percentile. Memory is the peak beyond inputs and plans.
 """
 
 import argparse
 import json
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from rounds import measured
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -30,6 +30,7 @@ SHAPES = {  # batch, cameras, rows, columns
     "1 × 21 × 30×52": (1, 21, 30, 52),
 }
 HEADS, HEAD_DIM = 6, 128
+PLAIN = ("plain", "sdpa")
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,14 @@ class Row:
     backend: str
     direction: str  # "forward" or "forward+backward"
     dtype: str
+    rest: float  # 0: without a pause
     median_ms: float
     p10_ms: float
     p90_ms: float
     peak_mib: float
-    ratio_to_plain: float
+    time_ratio: float  # to plain attention
+    memory_ratio: float
+    graph: bool  # timed as a CUDA graph
     error: float  # relative, against float64, on a smaller clip
     plain_error: float
 
@@ -70,28 +74,6 @@ def plan_for(method: str, cameras: Cameras, grid: tuple[int, int]) -> AttentionP
     return merope.encoding(method, **options).plan(cameras, grid).to(dtype=torch.float32)
 
 
-def timed(run: Callable[[], object], repeats: int) -> tuple[float, float, float, float]:
-    """Median, 10th and 90th percentile in milliseconds, and the peak in MiB of one run."""
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    cuts = statistics.quantiles(times, n=10)
-    return statistics.median(times), cuts[0], cuts[-1], peak / 2**20
-
-
 def error_against_float64(method: str, backend: str, dtype: torch.dtype) -> tuple[float, float]:
     """Relative errors of the method and of plain attention in this dtype, on a clip of 5 cameras."""
     plan = plan_for(method, driving_cameras(1, 5, "cuda"), (5, 7))
@@ -107,30 +89,36 @@ def error_against_float64(method: str, backend: str, dtype: torch.dtype) -> tupl
 
 
 def rows_of(shape: str, dtype: torch.dtype, methods: list[tuple[str, str]], repeats: int) -> list[Row]:
-    """Plain attention first, then every (method, backend) in the same process."""
+    """Plain attention and every (method, backend), in one process."""
     batch, count, height, width = SHAPES[shape]
     cameras = driving_cameras(batch, count, "cuda")
-    tokens = count * height * width
-    q, k, v = (torch.randn(batch, HEADS, tokens, HEAD_DIM, device="cuda", dtype=dtype) for _ in range(3))
+    tokens = (batch, HEADS, count * height * width, HEAD_DIM)
+    q, k, v = (torch.randn(tokens, device="cuda", dtype=dtype) for _ in range(3))
+    errors = {PLAIN: (0.0, 0.0)} | {named: checked_errors(*named, dtype) for named in methods}
+    plans = {named: plan_for(named[0], cameras, (height, width)) for named in methods}
     rows: list[Row] = []
-    plain_ms: dict[str, float] = {}
-    for method, backend in [("plain", "sdpa"), *methods]:
-        errors = (0.0, 0.0) if method == "plain" else error_against_float64(method, backend, dtype)
-        if not errors[0] <= 2 * errors[1]:
-            raise SystemExit(
-                f"{method}/{backend}: error {errors[0]:.3g} exceeds twice plain attention's {errors[1]:.3g}"
+    for direction in ("forward", "forward+backward"):
+        runs = {"/".join(named): step(q, k, v, plans.get(named), named[1], direction) for named in errors}
+        for found in measured(runs, repeats):
+            method, backend = found.method.split("/")
+            error, plain_error = errors[method, backend]
+            about = {"method": method, "backend": backend, "error": error, "plain_error": plain_error}
+            row = Row(shape=shape, direction=direction, dtype=str(dtype), **(asdict(found) | about))
+            rows.append(row)
+            print(
+                f"{shape:>16}  {f'{found.method} {direction}':<30} {row.median_ms:9.3f} ms  ×{row.time_ratio:6.2f}  "
+                f"{row.peak_mib:8.0f} MiB",
+                flush=True,
             )
-        plan = None if method == "plain" else plan_for(method, cameras, (height, width))
-        for direction in ("forward", "forward+backward"):
-            run = step(q, k, v, plan, backend, direction)
-            median, p10, p90, peak = timed(run, repeats)
-            plain_ms.setdefault(direction, median)
-            ratio = median / plain_ms[direction]
-            rows.append(Row(shape, method, backend, direction, str(dtype), median, p10, p90, peak, ratio, *errors))
-            name = f"{method}/{backend} {direction}"
-            print(f"{shape:>16}  {name:<30} {median:9.3f} ms  ×{ratio:6.2f}  {peak:8.0f} MiB", flush=True)
-        del plan
     return rows
+
+
+def checked_errors(method: str, backend: str, dtype: torch.dtype) -> tuple[float, float]:
+    """The method's error and plain attention's; nothing is timed that is more than twice as far off."""
+    error, plain_error = error_against_float64(method, backend, dtype)
+    if not error <= 2 * plain_error:
+        raise SystemExit(f"{method}/{backend}: error {error:.3g} exceeds twice plain attention's {plain_error:.3g}")
+    return error, plain_error
 
 
 def step(

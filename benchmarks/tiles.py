@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from attention import HEAD_DIM, HEADS, SHAPES, driving_cameras, machine, plan_for
 from block import MANY_CAMERAS, check
-from rounds import as_graph, times_in_rounds
+from rounds import captured, times_in_rounds
 from torch.nn.functional import scaled_dot_product_attention
 
 import merope
@@ -31,12 +31,12 @@ def row_of(name: str, shape: tuple[int, int, int, int], repeats: int) -> dict[st
     tokens = (batch, HEADS, count * height * width, HEAD_DIM)
     q, k, v = (torch.randn(tokens, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     plans = {m: plan_for(e, driving_cameras(batch, count, "cuda"), (height, width)) for m, e in METHODS.items()}
-    replays = {"plain": as_graph(lambda: scaled_dot_product_attention(q, k, v))[0]}
+    replays = {"plain": captured(lambda: scaled_dot_product_attention(q, k, v))}
     for method, plan in plans.items():
         for queries, wide in TILES.items():
             with patch.object(hopper, "takes_wide_tiles", lambda *_, wide=wide, **__: wide):
-                run = as_graph(lambda plan=plan: merope.attend(q, k, v, plan, backend="fused"))[0]
-            replays[f"{method} in tiles of {queries}"] = run
+                replay = captured(lambda plan=plan: merope.attend(q, k, v, plan, backend="fused"))
+            replays[f"{method} in tiles of {queries}"] = replay
     medians = {what: times.median_ms for what, times in times_in_rounds(replays, repeats).items()}
     plain_ms = medians.pop("plain")
     return {"shape": name, "plain_ms": plain_ms} | {what: median / plain_ms for what, median in medians.items()}

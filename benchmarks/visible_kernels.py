@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from attention import HEAD_DIM, HEADS, driving_cameras, machine
 from block import chosen
-from rounds import as_graph, times_in_rounds
+from rounds import Replay, captured, times_in_rounds
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -56,7 +56,7 @@ class Row:
         return f"{where}{self.pairs:5.2f} of pairs {self.median_ms:8.3f} ms  ×{self.ratio:5.2f}{target}"
 
 
-def replay_of(attention: Callable[..., Tensor], queries: int, keys: int, backward: bool) -> Callable[[], object]:
+def replay_of(attention: Callable[..., Tensor], queries: int, keys: int, backward: bool) -> Replay:
     """One call, or one call and its gradients."""
     shapes = [(1, HEADS, count, HEAD_DIM) for count in (queries, keys, keys)]
     leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=backward) for shape in shapes]
@@ -65,7 +65,7 @@ def replay_of(attention: Callable[..., Tensor], queries: int, keys: int, backwar
         out = attention(*leaves)
         return torch.autograd.grad(out, leaves, out.detach()) if backward else out
 
-    return as_graph(run if backward else torch.no_grad()(run))[0]
+    return captured(run if backward else torch.no_grad()(run))
 
 
 def under(plan: AttentionPlan, backend: str) -> Callable[..., Tensor]:
