@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,7 +115,7 @@ def _convert(options: argparse.Namespace) -> int:
     is_metric = True if options.assume_metric else None
     path = formats.read(options.path, options.source_format, is_metric=is_metric, **dict(options.option))
     for finding in formats.validate(path):  # said, not refused: a conversion may be the first step of a repair
-        print(f"merope: {options.path}: {finding.message}; {finding.hint}", file=sys.stderr)
+        print(f"warning: {options.path}: {finding.message}; {finding.hint}", file=sys.stderr)
     _write(path, options)
     return 0
 
@@ -129,12 +130,30 @@ def _write(path: "Trajectory", options: argparse.Namespace) -> None:
     out: Path = options.out
     if options.format is None and out.suffix not in FORMATS_BY_SUFFIX:
         raise invalid("out", "a name that ends in .json, .txt or .npy, or a folder", str(out), "or pass --format")
+    format = options.format or FORMATS_BY_SUFFIX[out.suffix]
+    _check_out(out, getattr(options, "path", None), options.format is None)
     picture = birdseye_image({out.stem: path.world_from_camera}, BIRDSEYE_PX, BIRDSEYE_PX) if options.picture else None
-    formats.write(path, out, options.format or FORMATS_BY_SUFFIX[out.suffix])
-    print(f"wrote {out}: {_described(path)}")
+    formats.write(path, out, format)
+    lost = formats.lost_in(path, format)
+    times_s, is_metric = None if "times" in lost else path.timestamps_s, path.is_metric and "unit" not in lost
+    print(f"wrote {out}: {_described(replace(path, timestamps_s=times_s, is_metric=is_metric))}")
+    if lost:
+        fix = f"say it where {out} is read, or write .json"
+        print(f"warning: {format} has no place for {' and '.join(lost)}: {fix}", file=sys.stderr)
     if picture is not None:
         write_image(picture, out.with_suffix(".birdseye.png"))
         print(f"wrote {out.with_suffix('.birdseye.png')}")
+
+
+def _check_out(out: Path, source: Path | None, is_by_suffix: bool) -> None:
+    """Refuse to replace what is read, and to write into a folder of other things that was named by mistake."""
+    from merope.errors import invalid
+
+    if source is not None and out.resolve() == source.resolve():
+        raise invalid("out", "another file than the path", str(out), "choose another name")
+    if is_by_suffix and out.is_dir() and any(out.iterdir()) and not (out / "cameras.txt").exists():
+        fix = "name a new folder, or a file that ends in .json, .txt or .npy"
+        raise invalid("out", "a new folder, or one with a COLMAP model in text", f"{out}, which holds other files", fix)
 
 
 def _described(path: "Trajectory") -> str:

@@ -30,7 +30,7 @@ from merope.formats.tables import MAGIC, column_names
 from merope.formats.trajectory import Trajectory
 from merope.geometry.lenses import Lens
 
-__all__ = ["FORMATS", "Finding", "detect", "read", "validate", "write"]
+__all__ = ["FORMATS", "Finding", "detect", "lost_in", "read", "validate", "write"]
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,28 @@ class Format:
     write: Callable[..., None]
     only_metric: bool = False  # the format means metres and has no place to say otherwise
     needs_lens: bool = False  # to be written
+    keeps_lens: bool = False  # where there is one
+    keeps_times: bool = False
 
 
 FORMATS: dict[str, Format] = {
-    "merope": Format(own.matches, own.read, own.write),
-    "re10k": Format(re10k.matches, re10k.read, re10k.write, needs_lens=True),
+    "merope": Format(own.matches, own.read, own.write, keeps_lens=True, keeps_times=True),
+    "re10k": Format(re10k.matches, re10k.read, re10k.write, needs_lens=True, keeps_times=True),
     "kitti": Format(odometry.matches_kitti, odometry.read_kitti, odometry.write_kitti, only_metric=True),
-    "tum": Format(odometry.matches_tum, odometry.read_tum, odometry.write_tum, only_metric=True),
-    "euroc": Format(odometry.matches_euroc, odometry.read_euroc, odometry.write_euroc, only_metric=True),
+    "tum": Format(odometry.matches_tum, odometry.read_tum, odometry.write_tum, only_metric=True, keeps_times=True),
+    "euroc": Format(
+        odometry.matches_euroc, odometry.read_euroc, odometry.write_euroc, only_metric=True, keeps_times=True
+    ),
     "colmap": Format(colmap.matches, colmap.read, colmap.write, needs_lens=True),
     "nerfstudio": Format(nerf.matches_nerfstudio, nerf.read_nerfstudio, nerf.write_nerfstudio, needs_lens=True),
     "blender": Format(nerf.matches_blender, nerf.read_blender, nerf.write_blender, needs_lens=True),
     "recammaster": Format(recammaster.matches, recammaster.read, recammaster.write, only_metric=True),
-    "panshot": Format(panshot.matches, panshot.read, panshot.write),
+    "panshot": Format(panshot.matches, panshot.read, panshot.write, keeps_lens=True),
     "kitti360": Format(kitti360.matches, kitti360.read, kitti360.write, only_metric=True),
-    "argoverse2": Format(argoverse2.matches, argoverse2.read, argoverse2.write, only_metric=True, needs_lens=True),
-    "waymo": Format(waymo.matches, waymo.read, waymo.write, only_metric=True, needs_lens=True),
+    "argoverse2": Format(
+        argoverse2.matches, argoverse2.read, argoverse2.write, only_metric=True, needs_lens=True, keeps_times=True
+    ),
+    "waymo": Format(waymo.matches, waymo.read, waymo.write, only_metric=True, needs_lens=True, keeps_times=True),
     "lingbot": Format(lingbot.matches, lingbot.read, lingbot.write, needs_lens=True),
     "vggt": Format(VGGT.matches, VGGT.read, VGGT.write, needs_lens=True),
     "da3": Format(DA3.matches, DA3.read, DA3.write, needs_lens=True),
@@ -111,6 +117,17 @@ def write(trajectory: Trajectory, path: Path | str, format: str = "merope", **op
         bad = int((~torch.isfinite(times_s)).nonzero()[0])
         raise invalid("trajectory.timestamps_s", "finite", f"NaN or inf at index {bad}", "repair or drop the times")
     chosen.write(trajectory, Path(path), **options)
+
+
+def lost_in(trajectory: Trajectory, format: str) -> list[str]:
+    """What a path has and a format has no place for: "times", "lens", "unit" (metres)."""
+    chosen = _known(format)
+    has_place = {
+        "times": chosen.keeps_times or trajectory.timestamps_s is None,
+        "lens": chosen.needs_lens or chosen.keeps_lens or trajectory.lens is None,
+        "unit": chosen.only_metric or chosen.write is own.write or not trajectory.is_metric,
+    }
+    return [what for what, is_kept in has_place.items() if not is_kept]
 
 
 def detect(path: Path | str) -> str:

@@ -218,6 +218,7 @@ def _lens(folder: Path, cameras: Sequence[Camera]) -> Lens:
 
 def write(trajectory: Trajectory, path: Path) -> None:
     """A folder with cameras.txt, images.txt and an empty points3D.txt, which COLMAP and pycolmap open."""
+    _check_folder(path)
     camera_lines = _camera_lines(trajectory)
     rows = quaternion_rows(inverse(trajectory.world_from_camera))
     names = trajectory.frame_names or tuple(f"frame_{k:05d}.png" for k in range(trajectory.count))
@@ -228,6 +229,16 @@ def write(trajectory: Trajectory, path: Path) -> None:
     replace_text(path / "cameras.txt", "# CAMERA_ID MODEL WIDTH HEIGHT PARAMS\n" + "".join(camera_lines))
     replace_text(path / "images.txt", "# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME\n" + "".join(images))
     replace_text(path / "points3D.txt", "# POINT3D_ID X Y Z R G B ERROR TRACK\n")
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse to write into a reconstruction: it has points, or a binary model that would stay beside the new one."""
+    binary = [name for name in ("cameras.bin", "images.bin", "points3D.bin") if (path / name).exists()]
+    points = path / "points3D.txt"
+    has_points = points.exists() and any(line[0] != "#" for line in points.read_text().splitlines() if line.strip())
+    if binary or has_points:
+        got = ", ".join(binary) or "points in points3D.txt"
+        raise invalid(str(path), "a folder without a reconstruction", got, "choose another name")
 
 
 def _camera_lines(trajectory: Trajectory) -> list[str]:

@@ -86,13 +86,28 @@ def write(trajectory: Trajectory, path: Path, sidecar: Path | str | None = None)
     """float32 poses, and a sidecar of one row if the trajectory has a lens (by default <name>.json)."""
     lens = trajectory.lens
     x_fov_deg = None if lens is None else _x_fov_deg(lens)  # before anything is written
+    target = path.with_suffix(".json") if sidecar is None else Path(sidecar)
+    if lens is not None:
+        _check_sidecar(target, path.name)
     with replacing(path) as part, part.open("wb") as file:  # np.save would append .npy to other names
         np.save(file, trajectory.world_from_camera[:, :3].to(torch.float32).numpy())
     if x_fov_deg is None:
         return
     row = {"pose_path": path.name, "x_fov": x_fov_deg, "xi": float(getattr(lens, "xi", 0.0)), "caption": ""}
-    target = path.with_suffix(".json") if sidecar is None else Path(sidecar)
     replace_text(target, json.dumps([row], indent=1) + "\n")
+
+
+def _check_sidecar(file: Path, name: str) -> None:
+    """Refuse to replace a file that is no sidecar of this path alone: another path, or a list of many clips."""
+    if not file.exists():
+        return
+    try:
+        names = [named for _, named, _ in _named_rows(file)]
+    except (OSError, ValueError):
+        names = []
+    if names != [name]:
+        fix = "choose another name for the path, or pass sidecar=…"
+        raise invalid(str(file), f"absent, or the sidecar of {name} alone, which says its lens", "another file", fix)
 
 
 def _x_fov_deg(lens: Lens) -> float:

@@ -30,6 +30,27 @@ def require_writable(name: str, folder: Path) -> None:
                 place.rmdir()
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+UMASK = _umask()
+"""Read once: it can only be read by being set, which threads that write a file would notice."""
+
+
+def make_readable(file: Path) -> None:
+    """Give a file the rights of any new one. safetensors makes its files for their owner alone."""
+    file.chmod(0o666 & ~UMASK)
+
+
+def make_weights_readable(folder: Path) -> None:
+    """The same for all weights below a folder, which others wrote."""
+    for file in folder.rglob("*.safetensors"):
+        make_readable(file)
+
+
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
     """A path beside `file` to write to; it takes the file's place at the end. An error leaves the old file.
@@ -45,6 +66,8 @@ def replacing(file: Path) -> Iterator[Path]:
     part = file.with_name(f".part-{uuid.uuid4().hex[:12]}-{file.name}")  # the suffix stays: writers go by it
     try:
         yield part
+        if part.is_file():
+            make_readable(part)
         os.replace(part, file)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # these come without the name of the file

@@ -65,6 +65,22 @@ FILES = {
 
 
 @each_format
+def test_what_a_format_has_no_place_for_is_known(tmp_path: Path, format: str) -> None:
+    """As its own file shows, read with all that it needs to be told."""
+    trajectory = random_trajectory(format, 4, 0, 5.0)
+    whole = replace(trajectory, timestamps_s=torch.arange(4, dtype=torch.float64), is_metric=True)
+    _, write_options, read_options = NEEDS[format]
+    formats.write(whole, tmp_path / "path.dat", format, **write_options)
+    back = formats.read(tmp_path / "path.dat", **read_options)
+    lost = formats.lost_in(whole, format)
+    assert ("times" in lost) == (format not in KEEPS_TIMES)
+    assert ("unit" in lost) == (not back.is_metric)
+    assert ("lens" in lost) == (back.lens is None and whole.lens is not None)
+    bare = replace(whole, timestamps_s=None, lens=None, is_metric=False)
+    assert formats.lost_in(bare, format) == []
+
+
+@each_format
 @given(seed=st.integers(0, 2**31), count=st.integers(1, 12), scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, format: str, seed: int, count: int, scale: float) -> None:
     path = tmp_path_factory.mktemp("round") / "path.dat"

@@ -90,7 +90,7 @@ def test_a_path_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "trajectory.is_metric must be True for tum" in capsys.readouterr().err
     assert main(["path", "convert", str(tmp_path / "path.json"), str(tmp_path / "tum.txt"), "--assume-metric"]) == 0
     assert main(["path", "convert", str(tmp_path / "tum.txt"), str(tmp_path / "kitti.txt"), "--format", "kitti"]) == 0
-    assert "49 poses without times" not in capsys.readouterr().out
+    assert f"wrote {tmp_path / 'kitti.txt'}: 49 poses without times, 32 m long" in capsys.readouterr().out
     assert main(["path", "convert", str(tmp_path / "kitti.txt"), str(tmp_path / "last.json")]) == 0
     assert "49 poses without times, 32 m long" in capsys.readouterr().out
 
@@ -143,3 +143,39 @@ def test_what_is_no_option_of_a_format_is_refused(
         main(["path", "convert", str(tmp_path / "path.txt"), str(tmp_path / "path.json"), "--option", option])
     message = capsys.readouterr().err
     assert "not an option of a format" in message or "nested too deeply" in message
+
+
+def test_no_file_that_was_there_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the path that is read, by whatever name, nor one beside it, nor a reconstruction."""
+    path, model = tmp_path / "drive.json", tmp_path / "model"
+    assert main(["path", "turn", str(path), "--yaw-rate", "12"]) == 0
+    before = path.read_bytes()
+
+    def refused(expected: str, *words: str) -> None:
+        assert main(["path", *words]) == 2
+        assert expected in capsys.readouterr().err
+        assert path.read_bytes() == before
+
+    refused("drive.json must be absent, or the sidecar", "convert", str(path), str(path.with_suffix(".npy")))
+    assert not path.with_suffix(".npy").exists()
+    refused("must be absent, or the sidecar", "straight", str(path.with_suffix(".npy")))
+    refused("out must be another file than the path", "convert", str(path), str(tmp_path / "x" / ".." / "drive.json"))
+    refused("out must be a new folder", "straight", str(tmp_path))
+    assert main(["path", "convert", str(path), str(model)]) == 0
+    assert main(["path", "convert", str(path), str(model)]) == 0  # its own model, once more
+    (model / "cameras.bin").write_bytes(b"")
+    refused("must be a folder without a reconstruction, got cameras.bin", "straight", str(model))
+    (model / "cameras.bin").unlink()
+    (model / "points3D.txt").write_text("# a comment\n1 0 0 0 0 0 0 0.5\n")
+    refused("got points in points3D.txt", "straight", str(model))
+    assert main(["path", "straight", str(tmp_path / "own.npy")]) == 0
+    assert main(["path", "straight", str(tmp_path / "own.npy"), "--speed", "5"]) == 0  # with its own sidecar
+
+
+def test_what_is_printed_is_what_the_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["path", "straight", str(tmp_path / "path.json")]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["path", "convert", str(tmp_path / "path.json"), str(tmp_path / "other.npy")]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"wrote {tmp_path / 'other.npy'}: 49 poses without times, 32 units long\n"
+    assert "warning: panshot has no place for times and unit: say it where" in said.err
