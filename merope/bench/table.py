@@ -19,6 +19,7 @@ from merope.bench.table_cells import (
     SWEPT,
     bold,
     cell,
+    floor_mean,
     markdown_table,
 )
 from merope.errors import invalid
@@ -80,14 +81,13 @@ def _about(rows: Mapping[str, Row]) -> str:
     row, strangers = first.any_seed, first.worlds_of_strangers(next(iter(first.seeds)))
     test, floor = row["test"], row["rows"]["floor"]["all"]
     clips = len(row["clips"])
-    values = floor["values"]
+    rot, metric_tr, cammc = (floor_mean(floor, name) for name in ("rot_deg", "metric_tr_percent", "cammc"))
     return (
         f"{clips} clips of {test['worlds']} unseen worlds (each as driven and with a turn of {test['turn_deg']:g}° to "
         f"the left and to the right), {test['steps']} denoising steps. Means over clips and seeds with 95 % intervals "
         "that resample worlds and seeds; a row with one seed has an interval over worlds alone. Pose floor, the "
-        f"estimator on noisy true renders that stray from the command: rot {values['rot_deg']['mean']:.3f}°, metric tr "
-        f"{values['metric_tr_percent']['mean']:.3f} %, CamMC {values['cammc']['mean']:.3f}, "
-        f"{floor['failed_frames']} of {floor['frames']} frames lost."
+        f"estimator on noisy true renders that stray from the command: rot {rot}°, metric tr {metric_tr} %, "
+        f"CamMC {cammc}, {floor['failed_frames']} of {floor['frames']} frames lost."
         + (
             f" COLMAP is given the clips of {strangers} worlds; of true frames it registers "
             f"{floor['colmap_percent']:.1f} %."
@@ -143,10 +143,10 @@ def _sweep_table(rows: Mapping[str, Row], against: str) -> str:
             numbers = [cell(interval(row.grid(metric, stretch))) for metric in SWEPT]
             seeds = row.tested(stretch)
             part = row.part(seeds[0], stretch)
-            floor = part["rows"]["floor"]["all"]["values"]["metric_tr_percent"]["mean"]
+            floor = floor_mean(part["rows"]["floor"]["all"], "metric_tr_percent")
             about = [bold(row.name, row is other), f"×{stretch:g}", str(len(seeds)), str(part["test"]["worlds"])]
             compared = [] if other is None else [compare(row, other, metric, stretch) for metric in EVERY_CLIP]
-            counts = [row.measured(stretch), row.lost(stretch), f"{floor:.3f}"]
+            counts = [row.measured(stretch), row.lost(stretch), floor]
             lines.append([*about, *numbers, *counts, *(one.cell for one in compared)])
             every += compared if stretch != 1.0 else []  # that of the benchmark itself is above
     return "\n\n".join([markdown_table(lines), *in_words(every)])

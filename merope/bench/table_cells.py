@@ -1,7 +1,8 @@
 """Columns of the benchmarks' tables, and how their numbers and lines are written."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from merope.evaluate.summary import Interval
 
@@ -33,6 +34,12 @@ def cell(value: Interval, sign: str = "") -> str:
         return "–"
     mean = f"{value.mean:{sign}.2f}"
     return mean if math.isnan(value.low) else f"{mean} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
+
+
+def floor_mean(floor: Mapping[str, Any], metric: str) -> str:
+    """What poses are off by when nothing is generated; a dash where no true render could be measured."""
+    mean = floor["values"][metric]["mean"]
+    return "–" if mean is None else f"{mean:.3f}"
 
 
 def bold(text: str, is_bold: bool) -> str:

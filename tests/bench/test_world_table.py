@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,19 @@ def test_an_interval_holds_its_mean_and_is_always_the_same(seeds: int, worlds: i
     assert interval(Grid(of.seeds, of.values.copy())) == found
     scaled = interval(Grid(of.seeds, 3.0 * of.values))
     assert scaled.low == pytest.approx(3.0 * found.low)
+
+
+def test_a_floor_that_could_not_be_measured_is_a_dash(tmp_path: Path) -> None:
+    """Frames may be too small for any pose to be found, of true renders, too."""
+    result = deepcopy(write_result(tmp_path, "tiny", 0, 1.0, stretches=(1.0, 2.0)))
+    for part in (result, *result["sweep"]):
+        for value in part["rows"]["floor"]["all"]["values"].values():
+            value["mean"] = None
+    (tmp_path / "tiny-seed0.json").write_text(json.dumps(result))
+    text = tables(read_rows(tmp_path))
+    assert "rot –°, metric tr – %, CamMC –, " in text
+    swept = next(line for line in text.splitlines() if line.startswith("| tiny | ×2"))
+    assert "| – |" in swept
 
 
 def test_an_interval_is_as_wide_as_theory_says() -> None:
