@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from merope.adapters.camera_branch import CameraBranch
 from merope.datasets.world_data import WorldData
+from merope.formats.writing import make_weights_readable
 from merope.generate.base_video import BaseVideo
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.train.config import TrainConfig
@@ -41,6 +42,7 @@ def export(model: Model, config: TrainConfig, average: dict[str, Tensor], folder
         prefix = ("" if model.judge is None else "denoiser.") + ("" if len(model.transformers) == 1 else f"{name}.")
         own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
         _export_one(model, config, name, own, dtype, folder)
+    make_weights_readable(folder)
 
 
 def _export_one(

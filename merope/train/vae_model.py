@@ -13,6 +13,7 @@ from torch.nn.functional import avg_pool3d
 from merope.adapters.families.wan_clips import wan_vae_strides
 from merope.errors import invalid
 from merope.formats.video import as_bytes, write_image
+from merope.formats.writing import make_weights_readable
 from merope.generate.whole_clips import decode_clips, decode_whole, encode_clips, encode_whole
 from merope.train.clip_pool import ClipPool
 from merope.train.export import SHARD
@@ -153,6 +154,7 @@ def export_vae(vae: Any, pool: ClipPool, unseen: ClipPool, about: dict[str, Any]
     if next(vae.encoder.parameters()).requires_grad:  # else models were trained with the present statistics
         write_statistics(vae, pool)
     forget_origin(vae.bfloat16()).save_pretrained(folder / "vae", max_shard_size=SHARD)
+    make_weights_readable(folder)
     vae.float()
     of_worlds = worth(vae, unseen.videos(AT_ONCE))
     means = mean_worth(of_worlds)

@@ -171,6 +171,8 @@ def test_the_trained_folders_load_like_any_others(tmp_path: Path) -> None:
     branch = load_branch(pipeline.transformer, tmp_path / "trained" / "branch")
     assert branch.config["encoding"] == "merope"
     assert pipeline.scheduler.config["shift"] == 3.0
+    rights = {file.stat().st_mode & 0o777 for file in (tmp_path / "trained").rglob("*.*")}
+    assert len(rights) == 1  # who may read the configs may read the weights
 
 
 def test_a_step_that_is_not_finite_names_the_clip_and_keeps_the_checkpoint(
