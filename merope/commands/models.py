@@ -88,9 +88,9 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--negative-prompt", help="text to stay away from")
     what.add_argument("--prefix", type=Path, help="video or folder of images whose first frames the clip continues")
     known = "or what the model's clips.json names"
-    what.add_argument("--prefix-frames", type=int, help=f"how many of them, 4k + 1 (9, {known})")
+    what.add_argument("--prefix-frames", type=int, help=f"how many of them; 4k + 1 for most VAEs (9, {known})")
     what.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=f"(288 512, {known})")
-    what.add_argument("--frames", type=int, help=f"frames of the clip, 4k + 1 (49, {known})")
+    what.add_argument("--frames", type=int, help=f"frames of the clip; 4k + 1 for most VAEs (49, {known})")
     what.add_argument("--fps", type=float, help=f"of the clip; paths with times are resampled to it (12, {known})")
     what.add_argument("--out", type=Path, required=True, metavar="CLIP.mp4", help="other files are named after it")
     cameras = parser.add_argument_group("cameras")
@@ -220,9 +220,10 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
     parser.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     parser.add_argument("--fov", type=float, metavar="DEGREES", help="of a centred lens, where the file has none")
-    parser.add_argument("--size", type=int, nargs=2, default=(288, 512), metavar=("HEIGHT", "WIDTH"), help="(288 512)")
-    parser.add_argument("--frames", type=int, default=49, help="RGB frames of the path, 4k + 1 (49)")
-    parser.add_argument("--fps", type=float, default=12.0, help="paths with times are resampled to it (12)")
+    known = "or what the model's clips.json names"
+    parser.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=f"(288 512, {known})")
+    parser.add_argument("--frames", type=int, help=f"RGB frames of the path (49, {known})")
+    parser.add_argument("--fps", type=float, help=f"paths with times are resampled to it (12, {known})")
     parser.add_argument("--steps", type=int, default=8, help="denoising steps to average over (8)")
     parser.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
@@ -234,22 +235,28 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
 
 def _analyse(options: argparse.Namespace) -> int:
     require_files(options, "--trajectory")
+    from merope.demo.given_paths import clip_options
     from merope.generate.camera_path import PathSource, read_clip_path
     from merope.generate.inputs import chosen_device, chosen_dtype, warn_of_idle_weights
+    from merope.generate.preflight import model_folder
     from merope.geometry.cameras import Cameras
     from merope.paper.analysis import AnalyseConfig, analyse_model
 
-    height, width = options.size
-    lens = {"assume_metric": options.assume_metric, "fov_deg": options.fov}
-    source = PathSource(options.trajectory, options.frames, options.fps, height, width, **lens)
-    device = chosen_device(options.device)
     model, branch = os.path.expanduser(options.model), os.path.expanduser(options.branch)
     transformer = None if options.transformer is None else os.path.expanduser(options.transformer)
-    run = (options.steps, options.seed, chosen_dtype(options.dtype, device), device)
-    config = AnalyseConfig(model, branch, options.out, height, width, *run, transformer)
+    model_folder(model)
     warn_of_idle_weights(model, branch, transformer)
-    path = read_clip_path(source)
+    clip = {"height": 288, "width": 512, "frames": 49, "fps": 12.0} | clip_options(Path(model))
+    height, width = options.size or (clip["height"], clip["width"])
+    frames, fps = options.frames or int(clip["frames"]), options.fps or clip["fps"]
+    lens = {"assume_metric": options.assume_metric, "fov_deg": options.fov}
+    path = read_clip_path(PathSource(options.trajectory, frames, fps, int(height), int(width), **lens))
     assert path.lens is not None
+    device = chosen_device(options.device)
+    run = (options.steps, options.seed, chosen_dtype(options.dtype, device), device)
+    config = AnalyseConfig(
+        model, branch, options.out, int(height), int(width), *run, transformer, str(options.trajectory), fps
+    )
     analyses = analyse_model(config, Cameras(path.world_from_camera, path.lens))
     for name, analysis in analyses.items():
         if len(analyses) > 1:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_image, write_video
 from merope.formats.writing import replace_text, require_writable
-from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, warn_of_idle_weights
+from merope.generate.inputs import GenerateConfig, camera_path, read_prefix, versions, warn_of_idle_weights
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import picked_view
 
@@ -43,6 +42,7 @@ def generate(config: GenerateConfig) -> Path:
     """
     start_s = time.perf_counter()
     check_machine(config)
+    check_folders(config)
     path = camera_path(config)
     outline = checked_model(config, path, own_pipeline=True)
     config = _settled(config, outline)
@@ -70,15 +70,23 @@ def check_machine(config: GenerateConfig) -> None:
             raise invalid("--out", "a name for files", f"{made}, a folder", "choose another name")
 
 
-def checked_model(config: GenerateConfig, path: Trajectory, own_pipeline: bool = False) -> "ModelOutline":
-    """Everything that the model's small files can tell; whether others than `CameraVideoPipeline` will do."""
-    from merope.generate.preflight import check_branch, check_model_weights, local_folder, outline_model
+def check_folders(config: GenerateConfig) -> None:
+    """Refuse folders that are not there or hold something else, before a hub is asked and before a path is blamed."""
+    from merope.generate.preflight import local_folder, model_folder
 
+    model_folder(config.model)
     for name, given in (("branch", config.branch if config.has_branch else None), ("transformer", config.transformer)):
         if given is not None:
-            local_folder(name, given)  # a mistyped one is refused before a hub is asked for the model
-    warn_of_idle_weights(config.model, config.branch, config.transformer)
+            local_folder(name, given)
+
+
+def checked_model(config: GenerateConfig, path: Trajectory, own_pipeline: bool = False) -> "ModelOutline":
+    """Everything that the model's small files can tell; whether others than `CameraVideoPipeline` will do."""
+    from merope.generate.preflight import check_branch, check_model_weights, outline_model
+
+    check_folders(config)
     outline = outline_model(config.model, config.transformer, own_pipeline)
+    warn_of_idle_weights(config.model, config.branch, config.transformer)
     if outline.pipeline is not None:
         from merope.generate.own_pipeline import check_start
 
@@ -251,7 +259,6 @@ def _record(
     seconds: Mapping[str, float],
 ) -> dict[str, object]:
     """What it takes to make the clip again, and what it took."""
-    import merope
     from merope.generate.base_video import BaseVideo
 
     is_own = isinstance(pipeline, BaseVideo)  # whose guidance is its own, if none is given
@@ -268,6 +275,5 @@ def _record(
         "trajectory": {"convention": path.convention, "length_m": float(steps_m.sum())},
         "wall_s": {name: round(value, 3) for name, value in seconds.items()},
         "peak_memory_gib": torch.cuda.max_memory_allocated(config.run_device) / 2**30 if is_cuda else None,
-        "versions": {"merope": merope.__version__, "python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "diffusers", "transformers")},
+        "versions": versions(),
     }

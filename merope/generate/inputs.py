@@ -2,9 +2,11 @@
 
 import math
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+import merope
 from merope.errors import invalid
 from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
@@ -155,6 +158,12 @@ def chosen_device(device: str | None) -> str:
 def chosen_dtype(dtype: str | None, device: str) -> str:
     """A dtype that was asked for, or the one that suits the device."""
     return dtype or ("float32" if device.startswith("cpu") else "bfloat16")
+
+
+def versions() -> dict[str, str]:
+    """What decides a clip beside its settings and its weights."""
+    packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}
+    return {"merope": merope.__version__, "python": platform.python_version()} | packages
 
 
 def camera_path(config: GenerateConfig) -> Trajectory:

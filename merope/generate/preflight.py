@@ -27,6 +27,7 @@ from merope.generate.strides import VideoStrides
 from merope.geometry.cameras import Cameras
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")
+INDEX = "model_index.json"
 HEAVY = ("transformer", "vae", "text_encoder")
 """How the names of components begin that have weights in every model."""
 
@@ -58,10 +59,7 @@ def outline_model(
     own_pipeline: bool = False,  # whether others than `CameraVideoPipeline` will do
 ) -> ModelOutline:
     """The outline of a model that is known, from its small files; all others are refused."""
-    folder = local_folder("model", model)
-    if folder is not None and not (folder / "model_index.json").is_file():
-        fix = "pass a model in diffusers' layout, such as Wan2.2-TI2V-5B-Diffusers"
-        raise invalid("model", "a folder with model_index.json", str(folder), fix)
+    folder = model_folder(model)
     index = _config("model", CameraVideoPipeline, model)
     parts = {name for name, value in index.items() if isinstance(value, list) and len(value) == 2 and value[0]}
     if "transformer" not in parts:
@@ -92,6 +90,21 @@ def outline_model(
     pipeline = _class(family.pipeline or index["_class_name"]) if is_own else None
     has_text = {"text_encoder", "tokenizer"} <= parts
     return ModelOutline(transformers, strides, has_text, pipeline, vae, folders)
+
+
+def model_folder(
+    model: str,  # a folder, or a hub id
+) -> Path | None:
+    """The folder of a model that is on this machine. Other folders are refused, with what they are."""
+    folder = local_folder("model", model)
+    if folder is None or (folder / INDEX).is_file():
+        return folder
+    fix = "pass a model in diffusers' layout, such as Wan2.2-TI2V-5B-Diffusers"
+    if (folder / "trained" / INDEX).is_file():
+        fix = f"pass {folder / 'trained'}, which the run wrote"
+    elif (folder / "config.json").is_file() and f'"{CameraBranch.__name__}"' in (folder / "config.json").read_text():
+        fix = "this is a camera branch: pass it as --branch, and the model that it belongs to as --model"
+    raise invalid("model", f"a folder with {INDEX}", str(folder), fix)
 
 
 def check_model_weights(outline: ModelOutline) -> None:

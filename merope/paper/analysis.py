@@ -13,7 +13,7 @@ own self-attention of the same blocks. Both are means over the recorded forwards
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ from merope.draw.progress import ProgressLine
 from merope.errors import invalid
 from merope.formats.writing import replace_text
 from merope.generate.conditions import check_finite, latent_cameras
+from merope.generate.inputs import versions
 from merope.generate.preflight import ModelOutline, check_branch, check_model_weights, outline_model
 from merope.geometry.cameras import Cameras
 from merope.paper.frame_mass import WatchedProcessor, backbone_mass, branch_mass
@@ -165,6 +166,8 @@ class AnalyseConfig:
     dtype: str = "float32"
     device: str = "cpu"
     transformer: str | None = None  # one that was trained whole, in place of the model's
+    trajectory: str | None = None  # where the cameras come from, for the record
+    fps: float | None = None
 
 
 def analyse_model(config: AnalyseConfig, cameras: Cameras) -> dict[str, Analysis]:  # [RGB frames]
@@ -189,7 +192,8 @@ def analyse_model(config: AnalyseConfig, cameras: Cameras) -> dict[str, Analysis
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)).to(config.device)
     sampling = Sampling(config.steps, _noising(config, family), strides.pixels, _boundary(config))
     analyses = sampling.watched(experts, latent_cameras(cameras, strides.of_cameras).to(config.device), noise)
-    about = {name: getattr(config, name) for name in ("model", "transformer", "branch", "steps")}
+    settings = {name: value for name, value in asdict(config).items() if name != "out"}
+    about = settings | {"frames": cameras.count, "versions": versions()}
     for name, analysis in analyses.items():
         write_analysis(analysis, config.out / name if len(analyses) > 1 else config.out, about)
     return analyses

@@ -56,7 +56,11 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     pinholes_only = tiny_wan(num_layers=2)
     attach(pinholes_only, tiny_config(encoding="prope", encoding_options={}))
     detach(pinholes_only).save_pretrained(scratch / "prope")
+    shutil.copytree(files / "model", scratch / "run" / "trained")
     return {
+        "no model, and a short path": ({"model": scratch / "nowhere", "frames": 61}, "model folder"),
+        "a run": ({"model": scratch / "run", "frames": 61}, f"pass {scratch / 'run' / 'trained'}, which the run wrote"),
+        "swapped": ({"model": files / "branch", "branch": files / "model"}, "a camera branch: pass it as --branch"),
         "no metres": ({"trajectory": scratch / "sfm.json"}, "--assume-metric"),
         "world-to-camera": ({"trajectory": scratch / "inverted.json"}, "invert them"),
         "no lens": ({"trajectory": scratch / "poses.txt"}, "--fov"),

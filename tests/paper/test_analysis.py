@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from merope.formats.trajectory import Trajectory
 from merope.generate.preflight import outline_model
 from merope.geometry.cameras import Cameras
 from merope.paper.analysis import RED, Analysis, Sampling, _by_distance, draw_amplitude, recording
+from merope.world.clips import WorldClips
+from merope.world.clips_file import write_clips
 
 
 def branched(**config: Any) -> Any:
@@ -301,6 +304,23 @@ class TestCommand:
             with Image.open(tmp_path / f"{name}.png") as picture:
                 assert len(set(picture.convert("RGB").resize((60, 40)).get_flattened_data())) > 20
         assert "block   0  amplitude " in capsys.readouterr().out
+        said = {name: table[name] for name in ("trajectory", "frames", "fps", "height", "width", "seed", "dtype")}
+        shape = {"frames": 17, "fps": 12.0, "height": HEIGHT, "width": WIDTH}
+        assert said == {"trajectory": str(files / "bend.json"), **shape, "seed": 0, "dtype": "float32"}
+        assert table["versions"]["torch"] == torch.__version__
+
+    def test_a_model_says_what_its_clips_are_like(self, files: Path, tmp_path: Path) -> None:
+        model = tmp_path / "model"
+        shutil.copytree(files / "model", model)
+        write_clips(model, WorldClips(frames=13, height=HEIGHT, width=WIDTH, frame_rate_hz=6.0, prefix_frames=5), 4)
+        line = ["analyse", "--model", model, "--branch", files / "branch", "--trajectory", files / "bend.json"]
+        for out, more in (("a", []), ("b", ["--frames", "9", "--steps", "1"])):
+            assert main([*map(str, line), "--out", str(tmp_path / out), *more]) == 0
+        tables = [json.loads((tmp_path / name / "analysis.json").read_text()) for name in "ab"]
+        assert [(table["frames"], table["fps"], table["height"], table["steps"]) for table in tables] == [
+            (13, 6.0, HEIGHT, 8),
+            (9, 6.0, HEIGHT, 1),
+        ]
 
     def test_the_same_seed_gives_the_same_numbers(self, files: Path, tmp_path: Path) -> None:
         tables = []
