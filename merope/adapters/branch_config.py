@@ -115,7 +115,7 @@ def branch_heads(num_heads: int, head_dim: int, compression: int) -> tuple[int, 
     """
     width, count = num_heads * head_dim, max(num_heads // compression, 1)
     if width % (compression * count):
-        expected = f"dividing the width {width} into whole heads"
+        expected = f"a divisor of the width {width} that leaves whole heads"
         raise invalid("compression", expected, compression, f"take a divisor of {num_heads}")
     return count, width // compression // count
 

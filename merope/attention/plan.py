@@ -191,8 +191,15 @@ class AttentionPlan:
             return self
         return self._changed(lambda operator: operator.for_heads(heads, chosen))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """The same plan on another device, or with tables in another precision (float32 or float64)."""
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same plan on another device, or with tables in another precision (float32 or float64).
+
+        As of tensors, the dtype may stand alone: `plan.to(torch.float64)`.
+        """
+        if isinstance(device, torch.dtype):
+            if dtype is not None:
+                raise invalid("device", "a device", device, "pass plan.to(device, dtype)")
+            device, dtype = None, device
         if dtype not in (None, torch.float32, torch.float64):
             raise invalid("dtype", "torch.float32 or torch.float64", dtype, "transforms never run in half precision")
         names = ("query_has_camera", "key_has_camera", "cameraless_queries")

@@ -81,8 +81,10 @@ def add_growth(parser: argparse.ArgumentParser) -> None:
 
 
 def _growth(options: argparse.Namespace) -> int:
+    from merope.formats.writing import require_writable
     from merope.paper.growth import run
 
+    require_writable("--out", options.out)
     run(options.out)
     return 0
 

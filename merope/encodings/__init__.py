@@ -39,6 +39,8 @@ def encoding(name: str, **options: Any) -> Encoding:
     """The encoding of that name; options (head_dim and the method's own) are the fields of its class."""
     if name not in ENCODINGS:
         fix = did_you_mean(name, ENCODINGS, "check the spelling")
+        if name.lower() in ENCODINGS:
+            fix = f"it is spelt {name.lower()!r}"
         raise invalid("name", f"one of {sorted(ENCODINGS)}", repr(name), fix)
     known = [f.name for f in fields(ENCODINGS[name])]
     for option in options:

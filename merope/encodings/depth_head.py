@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from merope.encodings.tokens import Tokens
+from merope.encodings.tokens import PREDICT_CONTENT, Tokens
 from merope.errors import invalid
 
 
@@ -33,6 +33,6 @@ class DepthHead(nn.Module):
 def content_by_camera(tokens: Tokens) -> Tensor:  # [B or 1, V, P, c] float64
     """The content of the tokens that belong to cameras; that of extra tokens is not read."""
     if tokens.content is None:
-        raise invalid("content", "given", None, "pass the output of the depth head")
+        raise invalid("content", "given", None, PREDICT_CONTENT)
     of_cameras = tokens.content[:, : tokens.cameras * tokens.patches]
     return of_cameras.to(torch.float64).unflatten(1, (tokens.cameras, tokens.patches))

@@ -9,7 +9,7 @@ from torch import Tensor
 from merope.attention.plan import AttentionPlan, Block
 from merope.attention.visible_cameras import KeyRanges, Visibility, key_ranges
 from merope.encodings.option_types import check_types, has_type
-from merope.encodings.tokens import Times, Tokens, query_and_key_tokens
+from merope.encodings.tokens import PREDICT_CONTENT, Times, Tokens, query_and_key_tokens
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
 
@@ -90,7 +90,7 @@ class Encoding(ABC):
     def _check_content(self, tokens: Tokens, name: str) -> None:
         got = 0 if tokens.content is None else tokens.content.shape[-1]
         if got != self.content_channels:
-            fix = "pass the output of the depth head" if self.content_channels else "this encoding reads geometry only"
+            fix = PREDICT_CONTENT if self.content_channels else "this encoding reads geometry only"
             raise invalid(name, f"of {self.content_channels} channels for {type(self).__name__}", got, fix)
 
 

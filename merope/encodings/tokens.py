@@ -3,6 +3,7 @@
 B clips (1 when cameras came without a batch), V cameras, P patches per camera, N = V·P + extra tokens.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,10 +13,11 @@ from torch.nn.functional import pad
 
 from merope.errors import invalid
 from merope.geometry.cameras import Cameras
-from merope.geometry.lenses import Lens
+from merope.geometry.lenses import Equirectangular, Lens
 from merope.geometry.rays import check_grid
 
 Times = Tensor | Sequence[float]
+PREDICT_CONTENT = "predict it from the tokens' hidden states: head = merope.DepthHead(width), then head(hidden)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,7 @@ def _tokens(
     if not isinstance(extra, int) or extra < 0:
         fix = "count the tokens that follow those of the cameras"
         raise invalid(f"{prefix}extra_tokens", "an int ≥ 0", repr(extra), fix)
+    _warn_of_long_tokens(cameras.lens, grid, f"{prefix}grid")
     rays, valid = cameras.rays(grid)
     if valid.ndim == 2:
         rays, valid = rays[None], valid[None]
@@ -136,11 +139,27 @@ def _tokens(
     )
 
 
+def _warn_of_long_tokens(lens: Lens, grid: tuple[int, int], name: str) -> None:
+    """Say it where tokens are far from square: rows and columns may have been swapped."""
+    if torch.compiler.is_compiling() or isinstance(lens, Equirectangular):  # a graph would break at a warning
+        return
+    rows, columns = grid
+    if rows == columns == 1:  # the image itself, which may be long
+        return
+    width, height = lens.width / columns, lens.height / rows
+    if not 0.5 <= width / height <= 2.0:
+        warnings.warn(
+            f"{name} {grid} of a lens of {lens.width}×{lens.height} pixels makes tokens {width:.0f} pixels wide and "
+            f"{height:.0f} high; a grid is (rows, columns)",
+            stacklevel=5,  # the caller of Encoding.plan
+        )
+
+
 def _check_content(content: Tensor | None, cameras: Cameras, tokens: int, name: str) -> Tensor | None:  # [B or 1, N, c]
     if content is None:
         return None
     if not isinstance(content, Tensor):
-        raise invalid(name, "a torch.Tensor", type(content).__name__, "pass the output of the depth head")
+        raise invalid(name, "a torch.Tensor", type(content).__name__, PREDICT_CONTENT)
     if content.ndim != 3 or content.shape[1] != tokens or not content.is_floating_point():
         got = f"{content.dtype} {list(content.shape)}"
         raise invalid(
@@ -164,10 +183,11 @@ def _check_times(times: Times | None, cameras: Cameras, name: str) -> Tensor:  #
     except (TypeError, ValueError, RuntimeError):
         raise invalid(name, "a tensor or a list of numbers", repr(times)[:60], "pass latent-frame indices") from None
     batch = cameras.world_from_camera.shape[:-3]
-    if values.shape not in ((count,), (*batch, count)) or not bool(torch.isfinite(values).all()):
-        got = f"{list(values.shape)}, finite: {bool(torch.isfinite(values).all())}"
+    if values.shape not in ((count,), (*batch, count)):
         fix = "give batched times batched cameras" if values.ndim > 1 + len(batch) else "pass latent-frame indices"
-        raise invalid(name, f"finite, one per camera {[*batch, count]}", got, fix)
+        raise invalid(name, f"one per camera {[*batch, count]}", list(values.shape), fix)
+    if not bool(torch.isfinite(values).all()):
+        raise invalid(name, "finite", "NaN or inf", "pass latent-frame indices")
     return values if values.ndim == 2 else values[None]
 
 

@@ -82,15 +82,26 @@ def pose_auc(pairs: Sequence[PosePair | PairErrors], tau: int = 10, per_clip: bo
     The pairs of all clips are pooled, as in the paper; `per_clip` gives every clip the same weight instead, as
     evaluations of multi-view reconstruction do. Keep the `PairErrors` to ask for several thresholds.
     """
-    errors = [clip if isinstance(clip, PairErrors) else pair_errors(*clip) for clip in pairs]
+    errors = [_errors_of(clip) for clip in pairs]
     hits, counts = auc_counts(errors, tau)
     return 100.0 * float((hits / counts).mean() if per_clip else hits.sum() / counts.sum())
+
+
+def _errors_of(clip: PosePair | PairErrors) -> PairErrors:
+    """The errors of one clip of `pose_auc`; a bare path is refused, its poses would be taken for two paths."""
+    if isinstance(clip, PairErrors):
+        return clip
+    if not isinstance(clip, (tuple, list)) or len(clip) < 2:
+        expected = "a list of (commanded, estimated), one for each clip"
+        raise invalid("pairs", expected, f"a {type(clip).__name__} for a clip", "pass [(commanded, estimated)]")
+    return pair_errors(*clip)
 
 
 def auc_counts(errors: Sequence[PairErrors], tau: int) -> tuple[Tensor, Tensor]:  # [clips] float64 twice
     """Hits and chances (τ · pairs) of every clip: what AUC@τ is a ratio of."""
     if isinstance(tau, bool) or not isinstance(tau, int) or tau < 1:
-        raise invalid("tau", "a whole number of degrees ≥ 1", tau, "the paper uses 3 and 10")
+        got = tau if isinstance(tau, (int, float)) else type(tau).__name__
+        raise invalid("tau", "a whole number of degrees ≥ 1", got, "the paper uses 3 and 10, one in each call")
     if not errors:
         raise invalid("pairs", "at least one clip", "none", "pass [(commanded, estimated), …]")
     hits = torch.tensor([clip.hits(tau) for clip in errors], dtype=torch.float64)

@@ -22,7 +22,7 @@ from merope.errors import invalid
 from merope.formats import FORMATS, read
 from merope.formats.checks import require_increasing_times
 from merope.formats.colmap import is_model
-from merope.formats.files import Sample, json_lines
+from merope.formats.files import Sample, json_lines, load_json
 from merope.formats.trajectory import Trajectory
 from merope.world.commanded import MANOEUVRES
 
@@ -182,6 +182,7 @@ def read_commanded(source: Path, options: Mapping[str, object] | None = None) ->
 
 
 def _manifest(file: Path) -> list[Commanded]:
+    _refuse_document(file)
     rows = []
     for place, row in json_lines(file):
         if "id" not in row or not isinstance(row.get("poses"), str):
@@ -191,6 +192,18 @@ def _manifest(file: Path) -> list[Commanded]:
         chosen = {key: row[key] for key in ("start", "stride", "frames") if key in row}
         rows.append(Commanded(ClipName(name.base, manoeuvre), file.parent / row["poses"], **chosen))
     return rows
+
+
+def _refuse_document(file: Path) -> None:
+    """Refuse a file that is one JSON document, as a pose file is, and not the one row of a manifest."""
+    try:
+        document = load_json(file)
+    except ValueError:
+        return  # several rows, or damaged: left to the reader of manifests
+    if not isinstance(document, dict) or "id" not in document:
+        expected = "a folder of pose files or a JSON-lines manifest"
+        fix = "put the file into a folder, named like its video"
+        raise invalid("commanded", expected, f"{file}, which is one JSON document", fix)
 
 
 def _files(folder: Path, suffixes: Iterable[str], models: bool = False) -> list[tuple[ClipName, Path]]:

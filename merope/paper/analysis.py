@@ -270,20 +270,25 @@ def write_analysis(analysis: Analysis, folder: Path, about: dict[str, Any]) -> N
 
 
 def draw_amplitude(analysis: Analysis, file: Path) -> None:
-    """Bars over all blocks, the two largest in red (paper, figure "Per-block camera modulation amplitude")."""
+    """Bars over the camera blocks (paper, figure "Per-block camera modulation amplitude").
+
+    Of more than two, the two largest are red.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 3.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    largest = set(analysis.amplitude.argsort(descending=True)[:2].tolist())
+    largest = set(analysis.amplitude.argsort(descending=True)[:2].tolist()) if len(analysis.blocks) > 2 else set()
     colours = [RED if place in largest else BLUE for place in range(len(analysis.blocks))]
     axes.bar(analysis.blocks, analysis.amplitude.tolist(), color=colours)
-    axes.set_xlim(-0.7, analysis.layers - 0.3)
+    first, last = analysis.blocks[0], analysis.blocks[-1]
+    margin = max(0.7, 2.0 - (last - first) / 2)  # a few bars stay narrow
+    axes.set_xlim(first - margin, last + margin)
     axes.set_xticks(analysis.blocks[:: -(-len(analysis.blocks) // 15)])
     axes.set_xlabel("block")
     axes.set_ylabel("‖camera residual‖ / ‖self-attention‖", fontsize=8)
-    top = float(analysis.share[sorted(largest)].sum())
-    axes.set_title(f"Camera modulation; the two largest blocks have {top:.0%} of it", fontsize=10)
+    top = f"; the two largest blocks have {float(analysis.share[sorted(largest)].sum()):.0%} of it" if largest else ""
+    axes.set_title(f"Camera modulation{top}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file)
 
@@ -291,10 +296,12 @@ def draw_amplitude(analysis: Analysis, file: Path) -> None:
 def draw_attention_mass(analysis: Analysis, file: Path) -> None:
     """Who looks at whom, mean over the camera blocks: the branch, the backbone, and mass against frames apart."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 
     masses = {"camera branch": analysis.branch_mass.mean(0), "backbone": analysis.backbone_mass.mean(0)}
-    figure = Figure(figsize=(11.0, 3.4), dpi=150, layout="constrained")
+    spaced = ConstrainedLayoutEngine(w_pad=0.12)  # inches: the colour bar has a label, and the panel beside it
+    figure = Figure(figsize=(11.0, 3.4), dpi=150, layout=spaced)
     left, middle, right = figure.subplots(1, 3)
     highest = max(float(mass.max()) for mass in masses.values())
     for axes, (name, mass) in zip((left, middle), masses.items(), strict=True):

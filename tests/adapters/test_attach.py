@@ -146,7 +146,9 @@ def test_the_small_model_with_one_head_of_192() -> None:
 def test_heads_fill_the_compressed_width_or_the_compression_is_refused(heads: int, head_dim: int, c: int) -> None:
     width = heads * head_dim
     if width % (c * max(heads // c, 1)):
-        with pytest.raises(ValueError, match="compression must be"):
+        with pytest.raises(
+            ValueError, match=f"compression must be a divisor of the width {width} that leaves whole heads"
+        ):
             branch_heads(heads, head_dim, c)
     else:
         count, dim = branch_heads(heads, head_dim, c)

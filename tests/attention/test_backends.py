@@ -150,7 +150,7 @@ def test_float32_poses_make_float32_plans_and_keep_their_precision() -> None:
     assert {t.dtype for name, t in single.tensors().items() if "_has_" not in name and ".rows" not in name} == {
         torch.float32
     }
-    assert {t.dtype for name, t in double.to(dtype=torch.float32).tensors().items() if name.endswith("key")} == {
+    assert {t.dtype for name, t in double.to(torch.float32).tensors().items() if name.endswith("key")} == {
         torch.float32
     }
     q, k, v = random_qkv(1, 2, 24, 128)

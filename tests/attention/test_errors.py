@@ -1,6 +1,7 @@
 """Bad input is refused with the argument's name, what was expected, what came, and the fix."""
 
 import re
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from scenes import PINHOLE, random_poses, random_qkv
 
 import merope
-from merope import Cameras, MeRoPE
+from merope import Cameras, Lens, MeRoPE
 from merope.attention.operators import Operator
 from merope.attention.plan import Block
+from merope.encodings.tokens import query_and_key_tokens
 from tests.foreign_plans import KEYS, QUERIES, operator, plan_of
 
 GRID = (2, 3)
@@ -112,15 +114,16 @@ CASES = {
     "grid of floats": (plan(grid=(2.0, 3.0)), "grid.*rows, columns"),
     "key grid alone": (plan(key_grid=(2, 2)), "key must be given"),
     "key grid": (plan(key=Cameras(random_poses(2), PINHOLE), key_grid=(2, 0)), "key_grid.*\\(2, 0\\)"),
-    "times": (plan(times=[0.0, 1.0]), "times.*\\[3\\].*\\[2\\]"),
+    "times": (plan(times=[0.0, 1.0]), "times must be one per camera \\[3\\], got \\[2\\];"),
     "batched times": (plan(times=torch.zeros(2, 3)), "times.*\\[3\\].*\\[2, 3\\].*batched cameras"),
-    "times nan": (plan(times=[0.0, 1.0, float("nan")]), "times.*finite"),
+    "times nan": (plan(times=[0.0, 1.0, float("nan")]), "times must be finite, got NaN or inf;"),
     "extra": (plan(extra_tokens=-1), "extra_tokens.*-1"),
     "key batch": (
         lambda: MeRoPE().plan(Cameras(random_poses(2, 3), PINHOLE), GRID, key=Cameras(random_poses(3, 3), PINHOLE)),
         "key.*batch.*\\[2, 3\\]",
     ),
     "encoding": (lambda: merope.encoding("merop"), "name must be one of.*merope.*'merop'"),
+    "capitals": (lambda: merope.encoding("MeRoPE"), "name must be one of.*'MeRoPE'; it is spelt 'merope'"),
     "tokens": (attend(lambda a: a.update(q=random_qkv(1, 2, 17, 128)[0])), "q.*18 tokens, got 17"),
     "key tokens": (attend(lambda a: a.update(k=random_qkv(1, 2, 20, 128)[0])), "k.*18 tokens, got 20"),
     "head_dim": (attend(lambda a: a.update(q=random_qkv(1, 2, 18, 96)[0])), "q.*head_dim 128, got 96"),
@@ -149,6 +152,11 @@ CASES = {
         "q.*device cpu, got meta.*plan.to",
     ),
     "half tables": (attend(lambda a: a["plan"].to(dtype=torch.float16) and None), "dtype.*float16"),  # type: ignore[attr-defined]
+    "half alone": (attend(lambda a: a["plan"].to(torch.float16) and None), "dtype must be.*float16"),  # type: ignore[attr-defined]
+    "two dtypes": (
+        attend(lambda a: a["plan"].to(torch.float32, torch.float64) and None),  # type: ignore[attr-defined]
+        "device must be a device, got torch.float32; pass plan.to",
+    ),
 }
 
 
@@ -158,6 +166,36 @@ def test_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){message}") as refused:
         make()
     assert re.search(r" must be .+, got .+; .+", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("lens", "grid", "size"),
+    [
+        (PINHOLE, (9, 16), None),
+        (merope.Pinhole(120.0, 120.0, 200.0, 80.0, 400, 160), (1, 1), None),
+        (PINHOLE, (16, 9), "28 pixels wide and 9 high"),
+        (PINHOLE, (2, 16), "16 pixels wide and 72 high"),
+        (merope.Equirectangular(256, 128), (16, 9), None),
+    ],
+)
+def test_tokens_far_from_square_are_told(lens: Lens, grid: tuple[int, int], size: str | None) -> None:
+    cameras = Cameras(random_poses(2), lens)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        MeRoPE().plan(cameras, grid)
+        MeRoPE().plan(Cameras(random_poses(2), PINHOLE), (9, 16), key=cameras, key_grid=grid)
+    told = [f"{name} {grid} of a lens of 256×144 pixels makes tokens {size}" for name in ("grid", "key_grid") if size]
+    assert [str(one.message) for one in seen] == [f"{text}; a grid is (rows, columns)" for text in told]
+    assert {one.filename for one in seen} <= {__file__}
+
+
+def test_a_graph_of_tokens_far_from_square_is_whole() -> None:
+    cameras = Cameras(random_poses(2), PINHOLE)
+
+    def rays() -> torch.Tensor:
+        return query_and_key_tokens(cameras, (16, 9), None, None, None, None, 0, None, None, None)[0].rays
+
+    assert torch.equal(torch.compile(rays, fullgraph=True, backend="eager")(), cameras.rays((16, 9))[0][None])
 
 
 def test_rounded_rotations_are_accepted_and_repaired() -> None:

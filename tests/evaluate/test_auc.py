@@ -141,6 +141,23 @@ def test_thresholds_are_whole_degrees(tau: float) -> None:
         pose_auc([errors_of(1.0)], tau)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("tau", [[3, 10], torch.zeros(3, 4, 4)])
+def test_thresholds_that_are_no_numbers_are_named_by_their_type(tau: object) -> None:
+    with pytest.raises(ValueError, match=rf"tau must be .* got {type(tau).__name__}; .*one in each call"):
+        pose_auc([errors_of(1.0)], tau)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_paths_as_pose_metrics_takes_them_are_refused(count: int) -> None:
+    path = curved_drive(count)
+    expected = r"pairs must be a list of \(commanded, estimated\), one for each clip, got a"
+    for bare, kind in ((path, "Tensor"), ([path], "Tensor"), ((path, path), "Tensor"), (path.numpy(), "ndarray")):
+        with pytest.raises(ValueError, match=rf"{expected} {kind} for a clip; pass \[\(commanded, estimated\)\]"):
+            pose_auc(bare, path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=expected):
+        pose_auc([[path], [path]])  # type: ignore[list-item]
+
+
 def test_no_clips_and_single_frames_are_refused() -> None:
     with pytest.raises(ValueError, match="pairs must be at least one clip"):
         pose_auc([])

@@ -108,3 +108,13 @@ def test_a_manifest_cuts_clips_from_longer_paths(tmp_path: Path) -> None:
     manifest.write_text('{"id": "a"}')
     with pytest.raises(ValueError, match="line 1"):
         read_commanded(manifest)
+
+
+@pytest.mark.parametrize("indent", [1, None])
+def test_a_single_pose_file_is_no_manifest(tmp_path: Path, indent: int | None) -> None:
+    file = tmp_path / "path.json"
+    write_path(file, straight_drive(2))
+    file.write_text(json.dumps(json.loads(file.read_text()), indent=indent))
+    expected = "commanded must be a folder of pose files or a JSON-lines manifest, got .*path.json, which is one JSON"
+    with pytest.raises(ValueError, match=f"{expected} document; put the file into a folder, named like its video"):
+        read_commanded(file)

@@ -26,7 +26,7 @@ from merope.cli import main
 from merope.formats.trajectory import Trajectory
 from merope.generate.preflight import outline_model
 from merope.geometry.cameras import Cameras
-from merope.paper.analysis import RED, Analysis, Sampling, _by_distance, draw_amplitude, recording
+from merope.paper.analysis import RED, Analysis, Sampling, _by_distance, draw_amplitude, draw_attention_mass, recording
 from merope.world.clips import WorldClips
 from merope.world.clips_file import write_clips
 
@@ -245,6 +245,28 @@ def test_the_picture_marks_the_two_largest_blocks_and_says_their_share(monkeypat
     draw_amplitude(Analysis((0, 2, 5), 6, torch.tensor([1.0, 6.0, 3.0]), nothing, nothing, 1), Path("amplitude.png"))
     assert [bar.get_facecolor() == to_rgba(RED) for bar in drawn[0].patches] == [False, True, True]
     assert "two largest blocks have 90% of it" in drawn[0].get_title()
+
+
+def test_the_picture_of_one_camera_block_has_one_bar_and_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file: drawn.append(figure.axes[0]))
+    nothing = torch.zeros(1, 2, 2)
+    draw_amplitude(Analysis((1,), 2, torch.tensor([0.5]), nothing, nothing, 1), Path("amplitude.png"))
+    low, high = drawn[0].get_xlim()
+    assert (low + high) / 2 == 1.0
+    assert drawn[0].get_title() == "Camera modulation"
+
+
+def test_the_label_of_the_colour_bar_is_apart_from_that_of_the_next_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file: drawn.append(figure))
+    mass = torch.eye(3)[None]
+    draw_attention_mass(Analysis((1,), 2, torch.tensor([0.5]), mass, mass, 1), Path("attention-mass.png"))
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    _, _, right, bar = figure.axes
+    gap_px = right.yaxis.label.get_window_extent().x0 - bar.yaxis.label.get_window_extent().x1
+    assert gap_px > right.yaxis.label.get_window_extent().width
 
 
 def test_mass_by_distance_counts_frames_before_and_after() -> None:

@@ -16,6 +16,17 @@ def growth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[Path] = []
+    monkeypatch.setattr("merope.paper.growth.run", measured.append)
+    (tmp_path / "path.json").touch()
+    assert main(["growth", "--out", str(tmp_path / "path.json")]) == 2
+    assert "--out must be in a folder" in capsys.readouterr().err
+    assert measured == []
+
+
 def test_growth(growth: Path) -> None:
     rows = json.loads((growth / "growth.json").read_text())["growth"]
     by_method = {m: [row for row in rows if row["method"] == m] for m in METHODS}
