@@ -16,7 +16,7 @@ from merope.encodings.ray_frames import ray_rotation_block
 from merope.encodings.rotary import check_positive, native_block, rotary_frequencies
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
-from merope.geometry.epipolar import anchor_directions, arc_turns, epipolar_arc
+from merope.geometry.epipolar import EpipolarArc, anchor_directions, arc_turns, epipolar_arc
 from merope.geometry.minrot import minrot, minrot_quaternion
 from merope.geometry.poses import relative
 from merope.geometry.quaternions import multiply, quaternion_from_matrix
@@ -47,6 +47,8 @@ class MeRoPE(Encoding):
     direction_scale: None is the paper. A number replaces the rotation block by phases of ray directions in the query's
         camera, so many radians per unit of direction at the highest frequency (RayNova has 50). They tell neighbouring
         rays apart, where a rotation block turns by their angle itself; orthogonal and free of a world frame like it.
+    anchor_scale: None is the paper. A number replaces the frames of disparity anchors by phases of their directions,
+        as `direction_scale` does for the rays; they have no pole.
     """
 
     partition: tuple[int, int, int, int] | None = None
@@ -60,6 +62,7 @@ class MeRoPE(Encoding):
     native_base: float = 10000.0
     anchor_frame: Literal["minrot", "transport"] = "minrot"
     direction_scale: float | None = None
+    anchor_scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +80,11 @@ class MeRoPE(Encoding):
         return self.native_split if self.native_split is not None else (native // 2, native // 4, native // 4)
 
     @property
+    def disparity_unit(self) -> int:
+        """Channels of the disparity block come in triplets for every anchor, phases in pairs for three axes."""
+        return len(self.fractions) * (3 if self.anchor_scale is None else 6)
+
+    @property
     def rotation_unit(self) -> int:
         """The rotation block's channels come in triplets, phases of directions in pairs for three axes."""
         return 3 if self.direction_scale is None else 6
@@ -86,7 +94,8 @@ class MeRoPE(Encoding):
         disparity, rotation, translation, native = self.channels
         blocks = []
         if self.disparity and disparity:
-            blocks.append(self._disparity_block(0, query, key))
+            make = self._disparity_block if self.anchor_scale is None else self._anchor_phases
+            blocks.append(make(0, query, key))
         if self.rotation and rotation:
             if self.direction_scale is None:
                 blocks.append(ray_rotation_block(disparity, rotation, query, key))
@@ -133,6 +142,18 @@ class MeRoPE(Encoding):
         query_side = Operator(query_frames.to(query.dtype)[:, None, None, :, None], "matrix")
         return Block("disparity", start, start + self.channels[0], query_side, key_side, camera=True)
 
+    def _anchor_phases(self, start: int, query: Tokens, key: Tokens) -> Block:
+        """Rot(ω_m ([a_ρ]_c − [d_a]_c)), anchor-major, then axis and frequency: where a surface would be seen."""
+        assert self.anchor_scale is not None
+        fractions = key.rays.new_tensor(self.fractions)
+
+        def anchors(origin_from_query: Tensor, rounding_m: Tensor) -> Tensor:  # -> [B, n, Vk, P, L, 3]
+            arc = _arc(relative(origin_from_query[:, :, None], key.origin_from_camera[:, None]), rounding_m, key)
+            return anchor_directions(arc, fractions)
+
+        channels = self.channels[0], len(fractions)
+        return _phase_block("disparity", start, channels, query, key, self.anchor_scale, anchors)
+
     def _anchor_frames(
         self,
         origin_from_query: Tensor,  # [B, n, 4, 4] some query cameras
@@ -142,10 +163,7 @@ class MeRoPE(Encoding):
     ) -> Tensor:  # [B, n, Vk, P, L, 4]
         """Frames of the anchor directions in the query cameras, as quaternions."""
         query_from_key = relative(origin_from_query[:, :, None], key.origin_from_camera[:, None])
-        far_directions = _far_directions(origin_from_query, key)
-        displacement_m = query_from_key[..., None, :3, 3].expand_as(far_directions)
-        rounding_m = rounding_m[:, :, None] + key.rounding_m[:, None]
-        arc = epipolar_arc(far_directions, displacement_m, rounding_m[..., None])
+        arc = _arc(query_from_key, rounding_m, key)
         if self.anchor_frame == "minrot":
             return minrot_quaternion(anchor_directions(arc, fractions), arc.zone[..., None])
         rotation = quaternion_from_matrix(query_from_key[..., None, :3, :3])  # [B, n, Vk, 1, 4]
@@ -162,28 +180,54 @@ class MeRoPEPhases(MeRoPE):
 
 def _direction_block(start: int, channels: int, query: Tokens, key: Tokens, scale_rad: float) -> Block:
     """Rot(ω_m ([R_iᵀ R_j d_b]_c − [d_a]_c)), axis-major, then frequency: rays as the query's camera sees them."""
-    pairs = channels // 6
-    frequencies = scale_rad * rotary_frequencies(2 * pairs, DIRECTION_BASE, key.rays.device)
-    unit = torch.tensor([1.0, 0.0]).expand(3 * pairs, 2)
 
-    def turned(directions: Tensor) -> Tensor:  # [..., 3] -> [..., 3 · pairs, 2]
-        return phasors((directions[..., None] * frequencies).flatten(-2))
+    def far(origin_from_query: Tensor, _: Tensor) -> Tensor:  # -> [B, n, Vk, P, 1, 3]
+        query_from_key = relative(origin_from_query[:, :, None], key.origin_from_camera[:, None])
+        return _far_directions(query_from_key, key)[..., None, :]
 
-    def seen(origin_from_query: Tensor, _: Tensor) -> Tensor:  # [B, n, 4, 4] -> [B, n, Vk, P, 3 · pairs, 2]
-        return turned(_far_directions(origin_from_query, key))
+    return _phase_block("directions", start, (channels, 1), query, key, scale_rad, far)
 
-    own = query.per_token(turned(-query.rays), unit, entry_dims=2).to(query.dtype)
-    query_side = Operator(own[:, None, None], "phasor")
-    key_side = Operator(_by_query_camera(query, key, unit, seen)[:, None], "phasor")
-    return Block("directions", start, start + channels, query_side, key_side, camera=True)
+
+def _phase_block(
+    name: str,
+    start: int,
+    channels_and_count: tuple[int, int],  # how many directions L a key has
+    query: Tokens,
+    key: Tokens,
+    scale_rad: float,
+    seen: Callable[[Tensor, Tensor], Tensor],  # poses [B, n, 4, 4], rounding_m [B, n] -> [B, n, Vk, P, L, 3]
+) -> Block:
+    """Phases of directions in the query's camera less those of the query's own ray."""
+    channels, count = channels_and_count
+    frequencies = scale_rad * rotary_frequencies(channels // (3 * count), DIRECTION_BASE, key.rays.device)
+    unit = torch.tensor([1.0, 0.0]).expand(channels // 2, 2)
+
+    def turned(directions: Tensor) -> Tensor:  # [..., L, 3] -> [..., channels / 2, 2]
+        return phasors((directions[..., None] * frequencies).flatten(-3))
+
+    own = -query.rays[..., None, :].expand(*query.rays.shape[:-1], count, 3)
+    query_side = Operator(query.per_token(turned(own), unit, entry_dims=2).to(query.dtype)[:, None, None], "phasor")
+    table = _by_query_camera(query, key, unit, lambda *cameras: turned(seen(*cameras)))
+    return Block(name, start, start + channels, query_side, Operator(table[:, None], "phasor"), camera=True)
+
+
+def _arc(
+    query_from_key: Tensor,  # [B, n, Vk, 4, 4]
+    rounding_m: Tensor,  # [B, n] of the query cameras' centres
+    key: Tokens,
+) -> EpipolarArc:  # [B, n, Vk, P]
+    """Where the query cameras see what may lie on the keys' rays."""
+    far_directions = _far_directions(query_from_key, key)
+    displacement_m = query_from_key[..., None, :3, 3].expand_as(far_directions)
+    rounding_m = rounding_m[:, :, None] + key.rounding_m[:, None]
+    return epipolar_arc(far_directions, displacement_m, rounding_m[..., None])
 
 
 def _far_directions(
-    origin_from_query: Tensor,  # [B, n, 4, 4] some query cameras
+    query_from_key: Tensor,  # [B, n, Vk, 4, 4]
     key: Tokens,
 ) -> Tensor:  # [B, n, Vk, P, 3]
     """R_iᵀ R_j d_b: where the query cameras see what the keys' rays meet far away."""
-    query_from_key = relative(origin_from_query[:, :, None], key.origin_from_camera[:, None])
     return (query_from_key[..., None, :3, :3] @ key.rays[:, None, ..., None]).squeeze(-1)
 
 
@@ -203,7 +247,7 @@ def _by_query_camera(
 
 def _fitting_partitions(encoding: MeRoPE) -> list[tuple[int, int, int, int]]:
     """Partitions that fill the head with some channels for every block, those nearest to the paper's shares first."""
-    head_dim, unit = int(encoding.head_dim), 3 * max(1, len(encoding.fractions))
+    head_dim, unit = int(encoding.head_dim), max(1, encoding.disparity_unit)
     shares = [head_dim * channels / 128 for channels in PARTITIONS[128]]
 
     def near(share: float, step: int) -> range:  # a head may be as wide as a model, by mistake: not all that there are
@@ -232,7 +276,7 @@ def _check(encoding: MeRoPE) -> None:
         raise invalid("partition", expected, channels, "adjust the partition or head_dim")
     if not encoding.fractions or any(not 0 <= rho <= 1 for rho in encoding.fractions):
         raise invalid("fractions", "numbers in [0, 1]", encoding.fractions, "the paper has (0, .05, .15, .4, .7, 1)")
-    units = (("disparity", 3 * len(encoding.fractions)), ("rotation", encoding.rotation_unit), ("translation", 6))
+    units = (("disparity", encoding.disparity_unit), ("rotation", encoding.rotation_unit), ("translation", 6))
     for (name, unit), count in zip(units, channels[:3], strict=True):
         if count % unit:
             fix = f"the nearest multiple is {round(count / unit) * unit}"
@@ -251,3 +295,8 @@ def _check(encoding: MeRoPE) -> None:
     check_positive("native_base", encoding.native_base)
     if encoding.direction_scale is not None:
         check_positive("direction_scale", encoding.direction_scale, "RayNova has 50")
+    if encoding.anchor_scale is not None:
+        check_positive("anchor_scale", encoding.anchor_scale, "12.5 was tried")
+        if encoding.anchor_frame != "minrot":
+            fix = "leave one of them out: phases have no frames"
+            raise invalid("anchor_frame", "left out with anchor_scale", repr(encoding.anchor_frame), fix)

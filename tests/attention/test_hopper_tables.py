@@ -273,6 +273,7 @@ def test_tables_hold_the_pairs_that_both_have_a_camera(lens: Lens, direction_sca
         (MeRoPE(192).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "heads of 128"),
         (MeRoPE(128, partition=(36, 48, 12, 32)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "paper's partition"),
         (MeRoPE(128, fractions=(0.0, 0.5, 1.0)).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "quaternion [3, 4]"),
+        (MeRoPE(128, anchor_scale=12.5).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "not a phasor [18, 2]"),
         (MeRoPE(128, anchor_frame="transport").plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "MinRot"),
         (MeRoPE(128, transform_values=False).plan(Cameras(curved_drive(2), PINHOLE), (2, 3)), "values"),
         (some_poses([True, False], [False, True]), "the same tokens with a camera in every sample"),

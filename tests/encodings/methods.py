@@ -87,7 +87,11 @@ PHASES = MeRoPEPhases(32, (18, 6, 6, 2), (2, 0, 0))
 
 METHODS = {
     "merope_phases": Method(
-        {"": PHASES, "transport": replace(PHASES, anchor_frame="transport")},
+        {
+            "": PHASES,
+            "transport": replace(PHASES, anchor_frame="transport"),
+            "anchors": replace(PHASES, anchor_scale=12.5, fractions=(0.0, 0.4, 1.0)),
+        },
         norms="kept",
         options={"finer": replace(PHASES, direction_scale=80.0), "logits": replace(PHASES, transform_values=False)},
         projects=True,
