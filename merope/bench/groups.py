@@ -52,7 +52,7 @@ MINIATURE: Groups = {
     "Raw metres": ("gta-raw", "ucpe-raw"),
     "Components (ablation)": ABLATION,
     "Anchor frames, frequencies, injection": (
-        *("transport", "single-frequency", "every-block", "peak-blocks", "rerope"),
+        *("transport", "anchor-phases", "single-frequency", "every-block", "peak-blocks", "rerope"),
     ),
     "Width of the branch": ("compression-2", "compression-3", "compression-6"),
     "Retrieved history": ("history-none", "history-ca", "history-sa"),

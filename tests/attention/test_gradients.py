@@ -8,6 +8,11 @@ import merope
 from merope import Cameras, MeRoPE
 
 SMALL = MeRoPE(head_dim=24, partition=(6, 6, 6, 6), fractions=(0.3, 1.0), native_split=(2, 2, 2))
+ANCHORS = {
+    "minrot": MeRoPE(),
+    "transport": MeRoPE(anchor_frame="transport"),
+    "phases": MeRoPE(anchor_scale=12.5),
+}
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
@@ -25,10 +30,10 @@ def gradients(plan: merope.AttentionPlan, backend: str, budget: int = 2**30) -> 
     return list(torch.autograd.grad((out * torch.randn_like(out)).sum(), inputs))
 
 
-@pytest.mark.parametrize("anchor_frame", ["minrot", "transport"])
+@pytest.mark.parametrize("anchors", ANCHORS)
 @pytest.mark.parametrize("name", degenerate_cameras())
-def test_gradients_are_finite_and_equal_the_reference(name: str, anchor_frame: str) -> None:
-    plan = MeRoPE(anchor_frame=anchor_frame).plan(degenerate_cameras()[name], (1, 3))
+def test_gradients_are_finite_and_equal_the_reference(name: str, anchors: str) -> None:
+    plan = ANCHORS[anchors].plan(degenerate_cameras()[name], (1, 3))
     for ours, reference in zip(gradients(plan, "sdpa"), gradients(plan, "reference"), strict=True):
         assert ours.isfinite().all()
         assert (ours - reference).abs().max() < 1e-11
@@ -40,12 +45,12 @@ def test_gradients_do_not_depend_on_the_chunks() -> None:
         assert (small - large).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("anchor_frame", ["minrot", "transport"])
+@pytest.mark.parametrize("anchors", ANCHORS)
 @pytest.mark.parametrize("name", ["straight", "coincident", "opposite views", "1e-12 m", "fisheye straight"])
-def test_gradients_with_respect_to_poses_are_finite(name: str, anchor_frame: str) -> None:
+def test_gradients_with_respect_to_poses_are_finite(name: str, anchors: str) -> None:
     cameras = degenerate_cameras()[name]
     poses = cameras.world_from_camera.clone().requires_grad_()
-    plan = MeRoPE(anchor_frame=anchor_frame).plan(Cameras(poses, cameras.lens), (3, 3))
+    plan = ANCHORS[anchors].plan(Cameras(poses, cameras.lens), (3, 3))
     merope.attend(*random_qkv(1, 1, plan.query_tokens, 128), plan).square().sum().backward()
     assert poses.grad is not None
     assert poses.grad.isfinite().all()

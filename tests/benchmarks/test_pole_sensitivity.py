@@ -22,6 +22,13 @@ def test_anchors_at_the_epipole_spin_near_the_pole_unless_transported(name: str)
         assert anchor_sensitivity(carried, angle_deg, ray_angle_deg=20.0) < 6.1
 
 
+def test_phases_of_anchors_turn_as_far_as_their_scale_says() -> None:
+    anchor = ANCHOR | {"head_dim": 6, "partition": (6, 0, 0, 0), "anchor_scale": 12.5}
+    for angle_deg in (0.01, 1.0):
+        phases = anchor_sensitivity(merope.encoding("merope_phases", **anchor), angle_deg, ray_angle_deg=20.0)
+        assert phases == pytest.approx(12.5, rel=0.02)
+
+
 def test_the_rotation_block_spins_for_rays_near_the_pole_and_direction_phases_do_not() -> None:
     for angle_deg in (0.01, 1.0, 30.0):
         rotation, phases = (
