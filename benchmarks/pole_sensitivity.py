@@ -4,8 +4,9 @@
 
 Left: a camera looks back at one that it has just passed, so that the epipole lies a small angle away from −z. The
 epipole is moved by a little, and the turn of the ρ = 1 anchor is divided by it. 1 means: the anchor's frame follows the
-epipole and no more. Right: the same for a key's own ray and the block that relates rays: the paper's rotation block, or
-phases of directions in its place. Only lenses that see backwards have rays there.
+epipole and no more. Anchors may have phases in place of frames. Right: the same for a key's own ray and the block that
+relates rays: the paper's rotation block, or phases of directions in its place. Only lenses that see backwards have rays
+there.
 """
 
 import argparse
@@ -25,7 +26,8 @@ NUDGE = 1e-3  # of the angle to the pole
 AHEAD = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
 ANCHOR: dict[str, Any] = {"head_dim": 3, "partition": (3, 0, 0, 0), "fractions": (1.0,)}
 RAYS: dict[str, Any] = {"head_dim": 36, "partition": (0, 36, 0, 0)}
-STYLES = (("#c44e52", "-"), ("#55a868", "--"), ("#8da0cb", "-"), ("#4c72b0", "-"))  # of the curves of a panel
+STYLES = (("#c44e52", "-"), ("#55a868", "--"), ("#8da0cb", "-"), ("#4c72b0", "-"), ("#dd8452", "-."))  # of the curves
+PHASES: dict[str, Any] = {"head_dim": 6, "partition": (6, 0, 0, 0), "anchor_scale": 12.5}
 
 
 def operators(encoding: Encoding, rays: Tensor, centres_m: Tensor) -> Tensor:  # [n, 3], [n, 3] -> [n, d, d]
@@ -72,15 +74,17 @@ def ray_sensitivity(encoding: Encoding, pole_angle_deg: float) -> float:
 
 
 def anchor_curves(angles_deg: list[float]) -> dict[str, list[float]]:
-    """By what the legend says; MinRot's is the same for any ray."""
-    cases = {
-        "merope, any ray": ("merope", "minrot", RAY_ANGLES_DEG[1]),
-        "merope_phases, any ray": ("merope_phases", "minrot", RAY_ANGLES_DEG[1]),
-        **{f"merope, transport, ray {a:g}° off the axis": ("merope", "transport", a) for a in RAY_ANGLES_DEG},
-    }
+    """By what the legend says; but for transported frames they are the same for any ray."""
+    paper = merope.encoding("merope", **ANCHOR)
+    cases = {"merope, any ray": (paper, RAY_ANGLES_DEG[1])}
+    cases["merope_phases, any ray"] = (merope.encoding("merope_phases", **ANCHOR), RAY_ANGLES_DEG[1])
+    carried = merope.encoding("merope", **ANCHOR, anchor_frame="transport")
+    cases |= {f"merope, transport, ray {a:g}° off the axis": (carried, a) for a in RAY_ANGLES_DEG}
+    phases = merope.encoding("merope_phases", **(ANCHOR | PHASES))
+    cases[f"merope_phases, anchor_scale {PHASES['anchor_scale']}, any ray"] = (phases, RAY_ANGLES_DEG[1])
     return {
-        label: [anchor_sensitivity(merope.encoding(name, **ANCHOR, anchor_frame=frame), a, ray) for a in angles_deg]
-        for label, (name, frame, ray) in cases.items()
+        label: [anchor_sensitivity(encoding, angle_deg, ray_deg) for angle_deg in angles_deg]
+        for label, (encoding, ray_deg) in cases.items()
     }
 
 

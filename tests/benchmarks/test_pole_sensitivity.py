@@ -10,7 +10,7 @@ import merope
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from pole_sensitivity import ANCHOR, RAYS, anchor_sensitivity, ray_sensitivity
+from pole_sensitivity import ANCHOR, PHASES, RAYS, anchor_sensitivity, ray_sensitivity
 
 
 @pytest.mark.parametrize("name", ["merope", "merope_phases"])
@@ -23,9 +23,9 @@ def test_anchors_at_the_epipole_spin_near_the_pole_unless_transported(name: str)
 
 
 def test_phases_of_anchors_turn_as_far_as_their_scale_says() -> None:
-    anchor = ANCHOR | {"head_dim": 6, "partition": (6, 0, 0, 0), "anchor_scale": 12.5}
     for angle_deg in (0.01, 1.0):
-        phases = anchor_sensitivity(merope.encoding("merope_phases", **anchor), angle_deg, ray_angle_deg=20.0)
+        encoding = merope.encoding("merope_phases", **(ANCHOR | PHASES))
+        phases = anchor_sensitivity(encoding, angle_deg, ray_angle_deg=20.0)
         assert phases == pytest.approx(12.5, rel=0.02)
 
 
