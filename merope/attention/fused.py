@@ -95,7 +95,7 @@ def make_ready(q: Tensor, plan: AttentionPlan) -> None:
 
 def hopper_for(q: Tensor, plan: AttentionPlan) -> HopperTables | None:
     """Tables for the kernel that turns keys inside the attention loop, where the GPU and the plan allow it."""
-    if not q.is_cuda or q.dtype not in SUFFIX or capability(q.device.index) != 90 or learns_tables(plan):
+    if not _is_hopper(q) or q.dtype not in SUFFIX or learns_tables(plan):
         return None
 
     def tables() -> HopperTables | None:
@@ -120,6 +120,10 @@ def _attend_hopper(
 
 def _keys_apart(plan: AttentionPlan) -> KeysApart:
     return kept(plan, "keys apart", lambda: keys_apart(plan))
+
+
+def _is_hopper(q: Tensor) -> bool:
+    return q.is_cuda and capability(q.device.index) == 90
 
 
 @cache

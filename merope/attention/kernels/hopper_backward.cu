@@ -48,36 +48,27 @@ struct GradParams {
 
 // ---- tensor cores -------------------------------------------------------------------------------------------------
 
-// d[64, 64] = a b^T (kTransposed 0: the summed dimension is dense) or a^T b (1), both in shared memory
-template <int kTransposed> __device__ __forceinline__ void multiply_shared(float (&d)[32], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n" WGMMA_64x64 "%32, %33, add, 1, 1, %35, %35;\n}"
-                 : REFS32(d) : "l"(a), "l"(b), "r"(add), "n"(kTransposed));
-}
 // [64 own keys, 64 queries] = keys queries^T
 __device__ __forceinline__ void issue_products(float (&d)[32], u32 own_keys, u32 queries) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const u64 a = descriptor(own_keys + i / 4 * kHalfBytes + i % 4 * 32);
         const u64 b = descriptor(queries + i / 4 * kStepHalf + i % 4 * 32);
-        multiply_shared<0>(d, a, b, i > 0);
+        multiply<false, false>(d, a, b, i > 0);
     }
     wgmma_commit();
 }
 // [64 own keys, 128 channels] += w rows, w[64 own keys, 64 queries] in registers
 __device__ __forceinline__ void issue_key_sums(float (&d)[64], const u32 (&w)[16], u32 rows) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const u64 b = descriptor(rows + i * 2048, kStepHalf);
-        asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-                     : REFS64(d) : "r"(w[4 * i]), "r"(w[4 * i + 1]), "r"(w[4 * i + 2]), "r"(w[4 * i + 3]), "l"(b));
-    }
+    for (int i = 0; i < 4; ++i) multiply_add<true>(d, w + 4 * i, descriptor(rows + i * 2048, kStepHalf));
     wgmma_commit();
 }
 // [64 queries, 64 channels of one half] = errors^T keys
 __device__ __forceinline__ void issue_query_sums(float (&d)[32], u32 errors, u32 keys_half) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        multiply_shared<1>(d, descriptor(errors + i * 2048), descriptor(keys_half + i * 2048), i > 0);
+        multiply<true, true>(d, descriptor(errors + i * 2048), descriptor(keys_half + i * 2048), i > 0);
     wgmma_commit();
 }
 
@@ -331,7 +322,7 @@ __device__ __forceinline__ void walk_queries(
             issue_products(s, own_keys, base + kStepQueries + (stage ^ 1) * kStepBytes);
             wgmma_wait<1>();
             pin(dq);
-            if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            if (thread == 0) wait_until_added_are_read();
             named_sync<128>(3 + group);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
@@ -344,9 +335,7 @@ __device__ __forceinline__ void walk_queries(
                 const int all_steps = p.cameras * p.padded_rows / 64;
                 const int place = kVisible ? (camera + 1) * walk.steps_per_camera - left : walk.place(step);
                 float* to = p.sums + ((pair * all_steps + place) * 2 + group) * 4096;
-                asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
-                             "cp.async.bulk.commit_group;"
-                             ::"l"(to), "r"(base + kStepSums + group * kStepBytes), "r"(kStepBytes) : "memory");
+                add_bulk(to, base + kStepSums + group * kStepBytes, kStepBytes);
             }
             wgmma_wait<0>();
             pin(s);
@@ -364,7 +353,7 @@ __device__ __forceinline__ void walk_queries(
         direction_turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, lane & 3);
         direction_turns.apply(dk, dv, {-1.f}, lane & 3);
     }
-    if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    if (thread == 0) wait_until_added();
     const int sample = pair / p.heads, head = pair % p.heads, first_key = tile * kKeys + group * 64;
     const HeadScales scales(__ldg(p.bounds + pair));
     const float for_keys = scales.undo_errors(p.scale), for_values = scales.undo_weights();
@@ -385,15 +374,15 @@ template <bool kBf16> __device__ __forceinline__ void gradients(const GradParams
         for (int i = 0; i < 4; ++i) barrier_init(barriers + 8 * i, 1), barrier_init(barriers + 8 * (4 + i), 8);
         barrier_init(barriers + 8 * kTileHere, 1);
         *(float*)(shared + kErrorScale) = HeadScales(__ldg(p.bounds + pair)).error();
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_barriers();
     }
     __syncthreads();
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        give_registers<24>();
         if (thread == 0) copy_steps(p, walk, pair, tile, base, barriers);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        take_registers<240>();
         walk_queries<kBf16>(p, walk, pair, tile, shared, barriers, group, thread);
     }
 }

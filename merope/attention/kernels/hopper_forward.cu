@@ -187,12 +187,9 @@ __device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, c
         const u64 b = descriptor(keys + i / 4 * kHalfBytes + i % 4 * 32);
         if (i < 8 - kHeldSteps) {
             const u64 a = descriptor(queries + i / 4 * (kQueryBytes / 2) + i % 4 * 32);
-            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128
-                         "%64, %65, add, 1, 1, 0, 0;\n}" : REFS64(scores) : "l"(a), "l"(b), "r"((int)(i > 0)));
+            multiply<false, false>(scores, a, b, i > 0);
         } else {
-            const u32* w = held.words + 4 * (i + kHeldSteps - 8);
-            asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-                         : REFS64(scores) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
+            multiply_add<false>(scores, held.words + 4 * (i + kHeldSteps - 8), b);
         }
     }
     wgmma_commit();
@@ -201,12 +198,8 @@ __device__ __forceinline__ void issue_scores(float (&scores)[64], u32 queries, c
 // out[64 queries, 128 channels] += weights values; weights in registers
 __device__ __forceinline__ void issue_values(float (&out)[64], const u32 (&weights)[32], u32 values) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {  // 16 keys at a time
-        const u32* w = weights + 4 * i;
-        const u64 b = descriptor(values + i * 2048, kHalfBytes);
-        asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-                     : REFS64(out) : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(b));
-    }
+    for (int i = 0; i < 8; ++i)  // 16 keys at a time
+        multiply_add<true>(out, weights + 4 * i, descriptor(values + i * 2048, kHalfBytes));
     wgmma_commit();
 }
 

@@ -105,11 +105,32 @@ __device__ __forceinline__ void prefetch_bulk(const void* from, u32 bytes) {  //
 }
 // Ordinary stores to shared memory become visible to the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Barriers that were made are known to the copy engine.
+__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Numbers in shared memory are added to those in global memory, later. Waits are of the thread that asked for it: until
+// they are read, or until they are added.
+__device__ __forceinline__ void add_bulk(float* to, u32 from, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;"
+                 ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_until_added_are_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void wait_until_added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 template <int kThreads> __device__ __forceinline__ void named_sync(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 template <int kThreads> __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
+// Registers of every thread of a warpgroup, from now on
+template <int kCount> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 // ---- a kernel and the one after it on the stream --------------------------------------------------------------------
@@ -175,3 +196,26 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 halves = 16) {
 #define WGMMA_64x64 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST32
 #define WGMMA_64x128 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " LIST64
 #define WGMMA_64x144 "wgmma.mma_async.sync.aligned.m64n144k16.f32.f16.f16 " LIST72
+// d[64, columns] = a b, added to d with `add`, by a warpgroup; 16 numbers are summed. Both are in shared memory, as
+// [64 or columns, 16], transposed as [16, 64 or columns]. Warp w has rows 16w to 16w + 15: element 4i + 2r + j of a lane is
+// row lane / 4 + 8r of these, column 8i + 2 (lane % 4) + j.
+template <bool kTransposedA, bool kTransposedB>
+__device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n" WGMMA_64x64 "%32, %33, add, 1, 1, %35, %36;\n}"
+                 : REFS32(d) : "l"(a), "l"(b), "r"(add), "n"((int)kTransposedA), "n"((int)kTransposedB));
+}
+template <bool kTransposedA, bool kTransposedB>
+__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n" WGMMA_64x128 "%64, %65, add, 1, 1, %67, %68;\n}"
+                 : REFS64(d) : "l"(a), "l"(b), "r"(add), "n"((int)kTransposedA), "n"((int)kTransposedB));
+}
+template <bool kTransposedA, bool kTransposedB>
+__device__ __forceinline__ void multiply(float (&d)[72], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %74, 0;\n" WGMMA_64x144 "%72, %73, add, 1, 1, %75, %76;\n}"
+                 : REFS72(d) : "l"(a), "l"(b), "r"(add), "n"((int)kTransposedA), "n"((int)kTransposedB));
+}
+// The same, added, with a in registers: pairs of columns 2 (lane % 4), then 8 more, each of rows lane / 4 and 8 more.
+template <bool kTransposedB> __device__ __forceinline__ void multiply_add(float (&d)[64], const u32* a, u64 b) {
+    asm volatile(WGMMA_64x128 "{%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 : REFS64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)kTransposedB));
+}

@@ -114,14 +114,14 @@ __device__ __forceinline__ void share_work(
     // Shuffled, so that the compiler knows it to be the same for a whole warp.
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     if (group == 3) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyingRegisters));
+        give_registers<kCopyingRegisters>();
         if (thread == 0) copy_tiles(p, tile, pipeline, seen);
         if (kPhases && thread >= 32) turn_directions(p, tile, pipeline, seen, thread - 32);
     } else if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTurningRegisters));
+        give_registers<kTurningRegisters>();
         turn_tiles(p, tile, pipeline, seen, thread);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttendingRegisters));
+        take_registers<kAttendingRegisters>();
         attend(seen, group, thread);
     }
 }

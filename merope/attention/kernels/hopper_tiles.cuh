@@ -66,7 +66,7 @@ template <int kStageCount, u32 kTilesAt, u32 kBarriersAt, int kKeysAhead = 0> st
                 barrier_init(turned(operand, stage), kTurningWarps);
                 barrier_init(used(operand, stage), computing_warps);
             }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_barriers();
     }
     __device__ __forceinline__ void wait_until_free(int operand, int t) const {
         if (t >= kStageCount) barrier_wait(used(operand, t), parity(t - kStageCount));

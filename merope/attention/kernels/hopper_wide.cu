@@ -163,8 +163,7 @@ __device__ __forceinline__ void issue_wide_scores(float (&scores)[72], u32 keys,
     for (int i = 0; i < 8; ++i) {  // 16 channels at a time
         const u64 a = descriptor(keys + i / 4 * kHalfBytes + i % 4 * 32);
         const u64 b = descriptor(queries + i / 4 * kWideHalf + i % 4 * 32);
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %74, 0;\n" WGMMA_64x144 "%72, %73, add, 1, 1, 0, 0;\n}"
-                     : REFS72(scores) : "l"(a), "l"(b), "r"((int)(i > 0)));
+        multiply<false, false>(scores, a, b, i > 0);
     }
     wgmma_commit();
 }
@@ -174,7 +173,7 @@ __device__ __forceinline__ void issue_wide_values(float (&out)[72], u32 values, 
     for (int i = 0; i < 8; ++i) {  // 16 keys at a time
         const u64 a = descriptor(values + i * 2048);
         const u64 b = descriptor(weights + i / 4 * kWideHalf + i % 4 * 32);
-        asm volatile(WGMMA_64x144 "%72, %73, 1, 1, 1, 1, 0;" : REFS72(out) : "l"(a), "l"(b));
+        multiply<true, false>(out, a, b, true);
     }
     wgmma_commit();
 }
