@@ -1,5 +1,6 @@
 """Errors of attention under a plan against float64, beside those of plain PyTorch in the same dtype."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -129,7 +130,9 @@ def plain_attention(plan: AttentionPlan) -> Callable[..., Tensor]:
 
 
 def relative_errors(got: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(got, exact, strict=True)]
+    """Infinite where a number is NaN: comparisons and `max` pass over NaN."""
+    errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(got, exact, strict=True)]
+    return [math.inf if math.isnan(error) else error for error in errors]
 
 
 def errors_of(
@@ -151,8 +154,9 @@ def assert_accurate(errors: Errors, against_plain: bool = False) -> None:
     """At most twice the error of plain PyTorch in the same dtype.
 
     That is attention without any encoding; or PyTorch's operations under the same plan, where an encoding rounds more
-    numbers than plain attention has (float16, peaked logits, translations inside of matrices).
+    numbers than plain attention has (float16, peaked logits, translations inside of matrices). A CPU's plain attention
+    rounds less than a GPU's, so there it is the smaller of the two ratios.
     """
     for part, plain, sdpa in zip(PARTS, errors.over_plain, errors.over_sdpa, strict=True):
-        ratio = plain if against_plain else min(plain, sdpa)
+        ratio = plain if against_plain and DEVICE.type == "cuda" else min(plain, sdpa)
         assert ratio <= 2, f"{part}: {plain:.2f} × plain attention's error, {sdpa:.2f} × the sdpa backend's"

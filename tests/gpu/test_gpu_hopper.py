@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from merope.attention.plan import AttentionPlan
 from merope.encodings.merope import MeRoPE
 from merope.geometry.cameras import Cameras
 from merope.geometry.poses import rigid
+from tests import hopper_machine
 from tests.gpu.errors import (
     DEVICE,
     LENS,
@@ -29,11 +31,17 @@ from tests.gpu.errors import (
 )
 from tests.scenes import curved_drive, random_poses, random_rotations
 
-IS_HOPPER = DEVICE.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+IS_HOPPER = torch.cuda.get_device_capability() == (9, 0) if DEVICE.type == "cuda" else hopper_machine.why_not() is None
+GPU = pytest.mark.gpu
+"""What takes the machine of tests/hopper_machine longest, and repeats what smaller cases show, is left to a GPU."""
 pytestmark = [
     pytest.mark.usefixtures("_poisoned"),
     pytest.mark.skipif(not IS_HOPPER, reason="these kernels need a GPU of compute capability 9.0"),
 ]
+
+
+def on_a_gpu(*cases: Any) -> list[Any]:
+    return [pytest.param(case, marks=GPU) for case in cases]
 
 
 def earth_centred() -> Tensor:  # [5, 4, 4]
@@ -100,7 +108,7 @@ def test_odd_lengths(
 
 @pytest.mark.usefixtures("_either_kernel")
 @pytest.mark.parametrize("keys", ["own", "of one tile", "of other cameras", "of every sample's own tables"])
-@pytest.mark.parametrize("grid", [(9, 16), (10, 13), (10, 10), (16, 18), (10, 15)], ids=str)
+@pytest.mark.parametrize("grid", [(9, 16), (10, 10), *on_a_gpu((10, 13), (16, 18), (10, 15))], ids=str)
 def test_tiles_of_queries(encoding: MeRoPE, grid: tuple[int, int], keys: str) -> None:
     """Tiles that are full, and tiles that are not; one tile of keys, and several, full or not."""
     cameras = driving_cameras(3 if keys == "of every sample's own tables" else 1, 2)
@@ -112,7 +120,7 @@ def test_tiles_of_queries(encoding: MeRoPE, grid: tuple[int, int], keys: str) ->
     assert_accurate(errors_of(plan, torch.float16, heads=3))
 
 
-@pytest.mark.parametrize(("clips", "heads"), [(1, 1), (3, 5), (8, 12)])
+@pytest.mark.parametrize(("clips", "heads"), [(1, 1), (3, 5), pytest.param(8, 12, marks=GPU)])
 def test_batches_and_heads(encoding: MeRoPE, clips: int, heads: int) -> None:
     plan = encoding.plan(driving_cameras(clips, 4), (5, 9))
     assert_accurate(errors_of(plan, torch.bfloat16, heads=heads), against_plain=True)
@@ -135,12 +143,14 @@ def test_blocks_that_are_off(encoding: MeRoPE, off: str) -> None:
     assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
 
 
-def test_many_cameras_do_not_add_up_errors(encoding: MeRoPE) -> None:
-    for cameras in (Cameras(curved_drive(64), LENS), Cameras(random_poses(64), LENS)):
+@pytest.mark.parametrize("count", [24, pytest.param(64, marks=GPU)])
+def test_many_cameras_do_not_add_up_errors(encoding: MeRoPE, count: int) -> None:
+    for cameras in (Cameras(curved_drive(count), LENS), Cameras(random_poses(count), LENS)):
         plan = encoding.plan(cameras.to(DEVICE), (3, 5))
         assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
 
 
+@GPU
 @pytest.mark.parametrize("cameras", [13, 64, 128])
 def test_many_tokens_of_many_cameras(encoding: MeRoPE, cameras: int) -> None:
     plan = encoding.plan(driving_cameras(1, cameras), (9, 16))
@@ -241,6 +251,7 @@ def test_views_of_one_projection_and_unaligned_rows(encoding: MeRoPE) -> None:
             torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 
 
+@GPU
 def test_cuda_graphs(encoding: MeRoPE) -> None:
     plan = encoding.plan(driving_cameras(1, 3), (5, 9))
     q, k, v, _ = random_inputs(plan, torch.bfloat16)

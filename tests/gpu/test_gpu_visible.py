@@ -6,7 +6,6 @@ import torch
 import merope
 from merope.attention import fused
 from merope.attention.kernels.softmax_attention import kernel_for
-from merope.attention.plan import AttentionPlan
 from merope.attention.visible_cameras import Visibility
 from merope.encodings.merope import MeRoPE
 from tests.attention.far_apart_intervals import errors_far_apart, rotary
@@ -22,79 +21,20 @@ from tests.gpu.errors import (
     under,
     visible_cases,
 )
-from tests.gpu.test_gpu_hopper import IS_HOPPER, takes_the_kernel
 
 pytestmark = pytest.mark.usefixtures("_poisoned")
-ON_HOPPER = pytest.mark.skipif(not IS_HOPPER, reason="these kernels need a GPU of compute capability 9.0")
-LAYOUTS = {
-    "causal": Visibility.block_causal(7, 3),
-    "window and sink": Visibility.block_causal(7, 2, last=3, sink=1),
-    "clean and noisy": Visibility.teacher_forcing(4, 2),
-    "a block and its past": Visibility.block_causal(3, 3, last=4, sink=2, cached=5),
-    "keys that nobody sees": Visibility([[(0, 1)], [(4, 5)], [(0, 1), (4, 5)]]),
-}
-GRIDS = [(1, 3), (5, 7), (8, 16), (9, 15)]
 
 
-def plan_of(encoding: MeRoPE, sees: Visibility, grid: tuple[int, int], clips: int = 1) -> AttentionPlan:
-    """The query cameras are the last of the keys'; and one key camera more, which no layout sees."""
-    queries, keys = len(sees.intervals), 1 + max(stop for row in sees.intervals for _, stop in row)
-    cameras = driving_cameras(clips, max(queries, keys))
-    own = cameras.at(slice(cameras.count - queries, cameras.count))
-    return encoding.plan(own, grid, key=cameras.at(slice(0, keys)), sees=sees)
+def test_what_is_not_seen_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "hopper_for", lambda q, plan: None)
+    leaves_no_trace(HALF)
 
 
-@pytest.fixture(params=[None, 50.0], ids=["rotation", "directions"])
-def encoding(request: pytest.FixtureRequest) -> MeRoPE:
-    return MeRoPE(direction_scale=request.param)
-
-
-@ON_HOPPER
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_in_the_hopper_kernels(encoding: MeRoPE, name: str, grid: tuple[int, int]) -> None:
-    plan = plan_of(encoding, LAYOUTS[name], grid)
-    assert plan.visible_keys is not None
-    assert takes_the_kernel(plan, torch.bfloat16)
-    assert_accurate(errors_of(plan, torch.bfloat16), against_plain=True)
-    assert_accurate(errors_of(plan, torch.float16))
-
-
-@ON_HOPPER
-def test_clips_heads_and_many_tiles(encoding: MeRoPE) -> None:
-    cameras = driving_cameras(2, 13)
-    plan = encoding.plan(cameras, (9, 16), sees=Visibility.block_causal(13, 3, last=6, sink=1))
-    assert_accurate(errors_of(plan, torch.bfloat16, heads=5), against_plain=True)
-
-
-@ON_HOPPER
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("grid", [(5, 7), (9, 15)])
-def test_peaked_attention(encoding: MeRoPE, grid: tuple[int, int], dtype: torch.dtype) -> None:
-    assert_accurate(errors_of(plan_of(encoding, LAYOUTS["causal"], grid), dtype, factor=30.0))
-
-
-@ON_HOPPER
-def test_cuda_graphs(encoding: MeRoPE) -> None:
-    plan = plan_of(encoding, LAYOUTS["window and sink"], (5, 9))
-    q, k, v, _ = random_inputs(plan, torch.bfloat16)
-    with torch.no_grad():
-        expected = under(plan, "fused")(q, k, v)
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.graph(graph, stream=stream):
-            out = under(plan, "fused")(q, k, v)
-        graph.replay()
-    torch.testing.assert_close(out, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("hopper", [pytest.param(True, marks=ON_HOPPER), False], ids=["hopper", "triton"])
-def test_what_is_not_seen_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, hopper: bool) -> None:
+def leaves_no_trace(dtype: torch.dtype) -> None:
     """Other keys and values of the cameras to come change nothing, and get no gradient from the cameras before."""
-    if not hopper:
-        monkeypatch.setattr(fused, "hopper_for", lambda q, plan: None)
     tokens = 35
     plan = MeRoPE().plan(driving_cameras(1, 4), (5, 7), sees=Visibility.block_causal(4, 2))
-    q, k, v, gradient = random_inputs(plan, HALF)
+    q, k, v, gradient = random_inputs(plan, dtype)
     gradient[:, :, 2 * tokens :] = 0
     usual = results(under(plan, "fused"), (q, k, v), gradient)
     k[:, :, 2 * tokens :], v[:, :, 2 * tokens :] = 100, 1000
@@ -103,17 +43,6 @@ def test_what_is_not_seen_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, hoppe
     for of_keys in (*usual[2:], *other[2:]):
         assert float(of_keys[:, :, 2 * tokens :].abs().max()) == 0
     torch.testing.assert_close(usual[2], other[2], rtol=0.02, atol=0.02)
-
-
-@ON_HOPPER
-def test_nan_that_is_not_seen_leaves_no_trace_in_the_output(encoding: MeRoPE) -> None:
-    """70 of the first tile's 128 keys are seen by the first cameras, the others are NaN."""
-    plan = encoding.plan(driving_cameras(1, 4), (5, 7), sees=Visibility.block_causal(4, 2))
-    q, k, v, _ = random_inputs(plan, HALF)
-    with torch.no_grad():
-        usual = under(plan, "fused")(q, k, v)[:, :, :70]
-        k[:, :, 70:], v[:, :, 70:] = torch.nan, torch.nan
-        assert torch.equal(under(plan, "fused")(q, k, v)[:, :, :70], usual)
 
 
 @pytest.mark.parametrize("name", ["merope", "gta", "ucpe", "urope", "none"])
@@ -199,7 +128,7 @@ def test_extra_tokens_are_an_interval_of_their_own(extra_tokens: int) -> None:
 
 
 def test_backends_agree_in_float64() -> None:
-    plan = plan_of(MeRoPE(), LAYOUTS["window and sink"], (1, 3))
+    plan = MeRoPE().plan(driving_cameras(1, 7), (1, 3), sees=Visibility.block_causal(7, 2, last=3, sink=1))
     *inputs, gradient = random_inputs(plan, torch.float64)
     dense = results(under(plan, "reference"), inputs, gradient)
     assert max(relative_errors(results(under(plan, "sdpa"), inputs, gradient), dense)) < 1e-11
