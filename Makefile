@@ -29,7 +29,8 @@ test: lint
 test-strangers-cpu: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --strangers-cpu -k "not ($(WIDE_BOUNDS) or $(NO_NUMBERS) or 192)" $(addprefix tests/,$(NUMERICAL))
 
-# Where there is no CUDA GPU, of the Hopper kernels alone. PYTEST="python3 -m pytest" takes another interpreter. Needs torch, Triton and pytest only.
+# On a machine with a CUDA GPU; without one, of the Hopper kernels alone. PYTEST="python3 -m pytest" takes another
+# interpreter. Needs torch, Triton and pytest only.
 PYTEST ?= $(BIN)/python -m pytest
 test-gpu:
 	$(PYTEST) tests/gpu -rs --confcutdir=tests/gpu
