@@ -84,26 +84,28 @@ def still_frames(clips: WorldClips) -> list[int]:
 
 
 def keep_stills(config: TrainConfig, test: WorldTest, results: Path, device: torch.device) -> Path:
-    """Keep stills of what a row generated in a test."""
+    """Keep stills of what a row generated in a test; those that are there already are left alone."""
     videos, vae, clips = generated_file(config, test), vae_folder(config), world_clips(config)
-    frames = still_frames(clips)
-    lines = []
-    for seed in test.seeds[:STILL_WORLDS]:
-        for manoeuvre in MANOEUVRES:
-            video = kept_video(videos, f"world-{seed}-{manoeuvre}", vae, device)
-            lines.append(torch.cat(list(video[frames]), dim=1))
+    frames, worlds = still_frames(clips), test.seeds[:STILL_WORLDS]
     shown = None if config.history is None else {"count": config.history.frames, "latent_stride": latent_stride(vae)}
     about = known_facts(config) | {
         "weights": about_videos(videos).get("trained", ""),
         "test": asdict(test),
-        "worlds": len(lines) // len(MANOEUVRES),
+        "worlds": len(worlds),
         "frames": frames,
         "earlier": shown,
     }
-    file = stills_file(config, results)
+    file, text = stills_file(config, results), json.dumps(about, indent=1) + "\n"
+    text_file = file.with_suffix(".json")
+    is_kept = file.exists() and text_file.exists() and text_file.read_text() == text
+    if is_kept and about["weights"]:
+        return file
+    names = [f"world-{seed}-{manoeuvre}" for seed in worlds for manoeuvre in MANOEUVRES]
+    lines = [torch.cat(list(kept_video(videos, name, vae, device)[frames]), dim=1) for name in names]
+    text_file.unlink(missing_ok=True)  # until its pictures are there
     with replacing(file) as part:
         write_image(torch.cat(lines), part, STILL_QUALITY)
-    replace_text(file.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
+    replace_text(text_file, text)
     return file
 
 

@@ -11,7 +11,7 @@ from merope.bench import rows
 from merope.bench.rows import run_rows
 from merope.bench.scorer import Scorer
 from merope.bench.scores import with_seed
-from merope.bench.stills import read_stills, still_frames, stills_file, true_stills
+from merope.bench.stills import keep_stills, read_stills, still_frames, stills_file, true_stills
 from merope.bench.straight_drives import LENGTHS_M, attention_file, read_straight_drives
 from merope.bench.table import read_rows, tables
 from merope.evaluate.workers import InThisProcess
@@ -70,6 +70,20 @@ def test_drives_of_another_version_are_not_rendered(made: tuple[TrainConfig, Pat
 
 def test_stills_of_the_miniature_are_of_the_last_given_frame_and_three_generated_ones() -> None:
     assert still_frames(WorldClips(frames=49, height=144, width=256, prefix_frames=9)) == [8, 21, 35, 48]
+
+
+def test_stills_that_are_kept_are_not_made_again(made: tuple[TrainConfig, Path], tmp_path: Path) -> None:
+    config, results = made
+    for file in (stills_file(config, results), stills_file(config, results).with_suffix(".json")):
+        copy = tmp_path / "results" / "stills" / file.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    kept = stills_file(config, tmp_path / "results")
+    kept.write_bytes(b"of another machine")
+    assert keep_stills(config, TEST, tmp_path / "results", CPU) == kept
+    assert kept.read_bytes() == b"of another machine"
+    keep_stills(config, replace(TEST, worlds=1), tmp_path / "results", CPU)  # of another test they are made anew
+    assert read_stills(kept).pictures.shape[0] == 1
 
 
 def test_attention_and_amplitude_of_the_branch_are_kept(made: tuple[TrainConfig, Path]) -> None:
