@@ -62,15 +62,15 @@ def column_groups(stills: Stills) -> dict[str, list[Column]]:
 
 
 def comparable(results: Path, seed: int, wanted: Sequence[str] | None) -> list[Stills]:
-    """The stills of some rows, which must be of the same clips; by default those of Table 1 that are."""
-    encodings = dict.fromkeys(row for groups in BENCHMARKS.values() for row in groups["Encodings (Table 1)"])
+    """The stills of some rows, which must be of the same clips; by default the encodings that are."""
+    encodings = dict.fromkeys(row for groups in BENCHMARKS.values() for row in groups["Encodings"])
     files = {row: results / "stills" / f"{row}-seed{seed}.webp" for row in wanted or encodings}
     for row, file in files.items():
         if wanted and not file.exists():
             raise invalid("--rows", f"rows with stills in {file.parent}", row, "make it again with --results")
     found = [read_stills(file) for file in files.values() if file.exists()]
     if not found:
-        raise invalid(str(results / "stills"), "stills of rows of Table 1", "none", "name others with --rows")
+        raise invalid(str(results / "stills"), "stills of encodings", "none", "name others with --rows")
     alike = [stills for stills in found if _same_truth(stills, found[0])]
     if wanted and len(alike) < len(found):
         other = next(stills.row for stills in found if not _same_truth(stills, found[0]))
@@ -205,7 +205,7 @@ def main() -> None:
     """Read stills, render the truth, and draw."""
     parser = argparse.ArgumentParser(description="rows of a benchmark side by side")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/miniature"))
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="in this order (those of Table 1)")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="in this order (the encodings)")
     parser.add_argument("--worlds", nargs="+", type=int, default=[0], metavar="NUMBER", help="of the test (0)")
     parser.add_argument("--seed", type=int, default=0, help="of the rows (0)")
     parser.add_argument("--out", type=Path, default=Path("docs/images/miniature-stills.png"))

@@ -23,7 +23,7 @@ OTHER_WAYS = (
 )
 
 WORLD: Groups = {
-    "Encodings (Table 1)": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
+    "Encodings": ("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
     "Components (ablation)": ABLATION,
     "Anchor frames, frequencies, injection": ("transport", "single-frequency", "every-block", "rerope"),
     "Mixed lenses": (
@@ -42,7 +42,7 @@ WORLD: Groups = {
 """Every row of configs/world."""
 
 MINIATURE: Groups = {
-    "Encodings (Table 1)": (
+    "Encodings": (
         *("none", "gta", "prope", "ucpe", "raynova", "rayrope", "urope", "cameractrl", "merope"),
         "direction-phases",
     ),

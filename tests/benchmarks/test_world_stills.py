@@ -88,5 +88,5 @@ def test_sheets_that_would_mislead_are_refused(tmp_path: Path, monkeypatch: pyte
         run(monkeypatch, "--results", str(results), "--rows", "prope")
     with pytest.raises(ValueError, match="--worlds must be from 0 to 1"):
         run(monkeypatch, "--results", str(results), "--rows", "gta", "--worlds", "2")
-    with pytest.raises(ValueError, match="stills of rows of Table 1"):
+    with pytest.raises(ValueError, match="stills of encodings"):
         run(monkeypatch, "--results", str(tmp_path / "empty"))
