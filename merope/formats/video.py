@@ -45,9 +45,9 @@ def write_image(image: Tensor, path: Path, quality: int = 95) -> None:  # uint8 
 def read_video(path: Path, indices: list[int], height: int, width: int) -> Tensor:  # uint8 [T, H, W, 3]
     """The frames of these indices (increasing), scaled. A video that ends before them is refused by name."""
     wanted, found = set(indices), []
-    for index, frame in enumerate(decoded_frames(path, height, width)):
+    for index, frame in enumerate(_decoded(path)):
         if index in wanted:
-            found.append(frame)
+            found.append(upright(frame, height, width))
         if len(found) == len(indices):
             return torch.stack(found)
     raise ValueError(
@@ -69,7 +69,7 @@ def read_first_frames(path: Path, limit: int) -> tuple[Tensor, int]:  # uint8 [T
 
 
 def rate_and_size(video: Path) -> tuple[float, int, int]:  # frames per second, width, height
-    """What a video says of itself."""
+    """What a video says of itself; the size is that of its upright frames."""
     import av
 
     if not video.is_file():
@@ -78,23 +78,44 @@ def rate_and_size(video: Path) -> tuple[float, int, int]:  # frames per second, 
         with av.open(str(video)) as container:
             stream = container.streams.video[0]
             rate, width, height = stream.average_rate, stream.width, stream.height
+            first = next(container.decode(stream), None)
     except (av.error.FFmpegError, IndexError) as error:
         raise ValueError(f"video {video} cannot be decoded ({error}); get the file again") from error
     if rate is None:
         raise ValueError(f"video {video} does not say its frame rate; write it again as mp4")
-    return float(rate), width, height
+    lies = first is not None and _quarter_turns(first) % 2
+    return (float(rate), height, width) if lies else (float(rate), width, height)
 
 
 def decoded_frames(path: Path, height: int | None = None, width: int | None = None) -> Iterator[Tensor]:
-    """Frames one after the other, scaled if a size is given."""
+    """Frames one after the other, upright, scaled if a size is given."""
+    return (upright(frame, height, width) for frame in _decoded(path))
+
+
+def upright(frame: Any, height: int | None = None, width: int | None = None) -> Tensor:  # uint8 [H, W, 3]
+    """A decoded frame as it is to be seen: a phone writes into its videos how it was held."""
+    import numpy as np
+
+    turns = _quarter_turns(frame)
+    if turns % 2:
+        height, width = width, height
+    rgb = frame.to_ndarray(format="rgb24", width=width, height=height)
+    return torch.from_numpy(np.ascontiguousarray(np.rot90(rgb, turns)))
+
+
+def _quarter_turns(frame: Any) -> int:
+    """By how many the pixels are to be turned to the left."""
+    return round(frame.rotation / 90) % 4
+
+
+def _decoded(path: Path) -> Iterator[Any]:
     import av
 
     if not is_remote(path) and not path.is_file():
         raise FileNotFoundError(f"video {path} is missing; check the path")
     try:
         with fetched(path) as local, av.open(str(local)) as container:
-            for frame in container.decode(video=0):
-                yield torch.from_numpy(frame.to_ndarray(format="rgb24", width=width, height=height))
+            yield from container.decode(video=0)
     except (av.error.FFmpegError, IndexError) as error:  # IndexError: a file without a video stream
         raise ValueError(f"video {path} cannot be decoded ({error}); get the file again") from error
 

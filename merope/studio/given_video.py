@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
+from merope.formats.video import upright
 from merope.geometry.lenses import Lens
 from merope.geometry.poses import relative
 from merope.geometry.trajectories import unicycle_path
@@ -101,6 +102,7 @@ def read_given(file: Path, model: StudioModel) -> FittedVideo:
         every = max(rate_hz / clips.frame_rate_hz, 1.0)
         wanted = [round(k * every) for k in range(count)]
         frames = _frames(container, wanted, (height, width))
+    height, width = frames[0].shape[:2]  # those of a phone may lie on their side in the file
     rows, columns = _largest(height, width, clips.height / clips.width)
     fitted = torch.stack([_scaled(frame, rows, columns, clips.height, clips.width) for frame in frames])
     notes = [f"its first {count} frames begin the drive, {(count - 1) / clips.frame_rate_hz:.2g} s"]
@@ -146,7 +148,7 @@ def _frames(container: Any, wanted: list[int], size: tuple[int, int]) -> list[Te
         if (frame.height, frame.width) != size:
             raise invalid("video", f"frames of {size[1]}×{size[0]}", f"{frame.width}×{frame.height}", "write it again")
         if number == wanted[len(found)]:
-            found.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
+            found.append(upright(frame))
         if len(found) == len(wanted):
             return found
     raise invalid("video", f"at least {wanted[-1] + 1} frames long", "fewer", "use a longer one")

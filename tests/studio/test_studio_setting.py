@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from held_films import write_held
 from PIL import Image
 from scenes import straight_drive
 from studio.studio_server import AHEAD, BEGIN, CLIPS, PINHOLE, RELEASED, Page, Served, served, write_studio_model
@@ -49,11 +50,15 @@ def page(server: Served) -> Iterator[Page]:
 
 
 def film(path: Path, frames: int = 24, height: int = 60, width: int = 80, fps: float = 32.0) -> bytes:
-    """Grey frames, each a little brighter than the one before it; the left and right quarters are black."""
-    pictures = torch.zeros(frames, height, width, 3, dtype=torch.uint8)
-    pictures[:, :, width // 4 : -width // 4] = (8 * torch.arange(frames) + 20).byte()[:, None, None, None]
-    write_video(pictures, path, fps)
+    write_video(pictures(frames, height, width), path, fps)
     return path.read_bytes()
+
+
+def pictures(frames: int, height: int, width: int) -> Tensor:  # uint8 [T, H, W, 3]
+    """Grey, each a little brighter than the one before it; the left and right quarters are black."""
+    grey = torch.zeros(frames, height, width, 3, dtype=torch.uint8)
+    grey[:, :, width // 4 : -width // 4] = (8 * torch.arange(frames) + 20).byte()[:, None, None, None]
+    return grey
 
 
 def brightness(frames: Tensor) -> list[float]:  # uint8 [T, H, W, 3]
@@ -148,6 +153,14 @@ def test_a_video_is_fitted_and_not_stretched(model: StudioModel, tmp_path: Path)
     assert brightness(fitted) == pytest.approx(expected, abs=4.0)
     assert float(fitted[8, :, :14].float().mean()) < 12.0  # the black quarter is still a quarter wide
     assert float(fitted[8, :, 18:46].float().mean()) > 130.0
+
+
+def test_a_video_of_a_phone_is_seen_upright(model: StudioModel, tmp_path: Path) -> None:
+    film(tmp_path / "film.mp4")
+    write_held(tmp_path / "held.mp4", pictures(24, 60, 80).rot90(-1, dims=(1, 2)), 90, 32)
+    upright, held = (read_given(tmp_path / name, model) for name in ("film.mp4", "held.mp4"))
+    assert (upright.frames.float() - held.frames.float()).abs().mean() < 3.0
+    assert upright.notes == held.notes
 
 
 def test_a_drawn_path_goes_on_where_the_video_ends(server: Served, page: Page, tmp_path: Path) -> None:
