@@ -16,6 +16,7 @@ from torch import Tensor
 
 import merope
 from merope.errors import invalid
+from merope.formats.files import natural_order
 from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import decoded_frames, rate_and_size, read_image
@@ -189,7 +190,8 @@ def first_frames_of(config: GenerateConfig, prefix: Path) -> Tensor:  # uint8 [T
     """As many frames of a video or images of a folder as the config says, at its size."""
     if not prefix.is_dir():
         return _first_video_frames(config, prefix)
-    images = sorted(path for path in prefix.iterdir() if path.suffix.lower() in IMAGES)
+    names = [path.name for path in prefix.iterdir() if path.suffix.lower() in IMAGES and path.name[0] != "."]
+    images = [prefix / names[k] for k in natural_order(names)]
     if len(images) < config.prefix_frames:
         expected = f"a folder of at least {config.prefix_frames} images ({', '.join(IMAGES)}), one per frame"
         raise invalid("--prefix", expected, f"{len(images)} in {prefix}", "add some, or pass --prefix-frames")

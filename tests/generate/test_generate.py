@@ -209,8 +209,9 @@ def test_prefix_is_taken_at_the_clips_rate(files: Path, tmp_path: Path) -> None:
 
 def test_a_prefix_may_be_a_folder_of_images(files: Path, tmp_path: Path) -> None:
     images = video(7)
-    for number, image in enumerate(images):
-        write_image(image, tmp_path / "images" / f"{number:03}.png")
+    for number, image in enumerate(images, start=6):
+        write_image(image, tmp_path / "images" / f"frame_{number}.png")  # 6 to 12, not 10, 11, 12, 6
+    (tmp_path / "images" / "._frame_1.png").write_bytes(b"of another system")
     outline = outline_model(str(files / "model"))
     options: dict[str, Any] = {"height": HEIGHT, "width": WIDTH, "prefix_frames": 5, "prefix": tmp_path / "images"}
     config = GenerateConfig("model", "branch", tmp_path / "path.txt", tmp_path / "clip.mp4", **options)
