@@ -35,10 +35,17 @@ class VideoRow:
     caption: str = ""
 
     def __post_init__(self) -> None:
+        for name, value in (("id", self.id), (f"caption of {self.id}", self.caption)):
+            if not isinstance(value, str):
+                raise invalid(name, "a text", repr(value), "repair the row")
         for name, least in (("start", 0), ("stride", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise invalid(f"{name} of {self.id}", f"an int ≥ {least}", repr(value), "repair the row")
+        for name in ("video", "poses"):
+            value = getattr(self, name)
+            if not all(isinstance(file, str) for file in (value if isinstance(value, list) else [value])):
+                raise invalid(f"{name} of {self.id}", "a file, or a list of files", repr(value), "repair the row")
         if type(self.video) is not type(self.poses) or len(self.videos) != len(self.pose_files) or not self.videos:
             got = f"{self.video!r} and {self.poses!r}"
             raise invalid(f"video and poses of {self.id}", "one file each, or as many of both", got, "repair the row")

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -226,6 +227,22 @@ def test_a_zoom_is_cut_with_its_path(tmp_path: Path) -> None:
     lens = source.clip(1).lens
     assert isinstance(lens, Pinhole)
     assert lens.fx.tolist() == pytest.approx((focal[6:20:2] / 4).tolist())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"id": 7}, "id must be a text, got 7"),
+        ({"caption": None}, "caption of a must be a text, got None"),
+        ({"video": None, "poses": None}, "video of a must be a file, or a list of files, got None"),
+        ({"video": ["b", 3], "poses": ["c", "d"]}, r"video of a must be a file, or a list of files, got \['b', 3\]"),
+    ],
+)
+def test_video_rows_of_other_types_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    row = {"id": "a", "video": "b", "poses": "c"} | changed
+    (tmp_path / "clips.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=message):
+        read_video_rows(tmp_path / "clips.jsonl")
 
 
 def test_video_rows_name_what_is_missing(tmp_path: Path) -> None:
