@@ -9,12 +9,13 @@
     curation/               manifest of their clusters
 
 A piece is a few seconds of a video, recovered together: it has one scale. Its files are complete before its record is
-written, so a run that was stopped goes on with the next piece.
+written, so a run that was stopped goes on with the next piece. A video that cannot be read, or an estimator that stops,
+ends no run: the record says so, and the next run tries again.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby, islice
 from pathlib import Path
@@ -82,11 +83,7 @@ def training_set(
     calibrate: bool = False,  # whether an unknown lens is first estimated from a few pieces, for all
 ) -> list[dict[str, Any]]:  # the record of every piece
     """Make the training set, or go on with it."""
-    files = sorted(file for file in videos.iterdir() if file.suffix.lower() in SUFFIXES)
-    stems = [file.stem for file in files]
-    if not files or len(set(stems)) < len(stems):
-        got = "two of one name" if files else f"none that end in {', '.join(SUFFIXES)}"
-        raise invalid(str(videos), "a folder with videos of different names", got, "check the folder")
+    files = _files(videos, settings)
     _begin(out, {**asdict(settings), "recovered_by": about})
     if lens is None and calibrate:
         lens = _estimated_lens(files, out, settings, recover)
@@ -96,6 +93,20 @@ def training_set(
     _write_clips(out, settings, records)
     replace_text(out / "report.json", json.dumps(records, indent=1) + "\n")
     return records
+
+
+def _files(videos: Path, settings: FromVideos) -> list[Path]:
+    """The videos of a folder. What is missing beside them is said before hours of work."""
+    files = sorted(file for file in videos.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+    stems = [file.stem for file in files]
+    if not files or len(set(stems)) < len(stems):
+        got = "two of one name" if files else f"none that end in {', '.join(SUFFIXES)}"
+        raise invalid(str(videos), "a folder with videos of different names", got, "check the folder")
+    logs = [] if settings.speed_logs is None else [_speed_log(settings.speed_logs, stem) for stem in stems]
+    if missing := [log.name for log in logs if not log.is_file()]:
+        fix = "add it, or take its video out of the folder"
+        raise invalid(str(settings.speed_logs), "a log for every video", f"no {missing[0]}", fix)
+    return files
 
 
 def _begin(out: Path, settings: dict[str, Any]) -> None:
@@ -114,10 +125,13 @@ def _estimated_lens(files: Sequence[Path], out: Path, settings: FromVideos, reco
         return read(file).lens
     each, focals, size = -(-CALIBRATED // len(files)), list[float](), (settings.width, settings.height)
     for video in files[:: -(-len(files) // CALIBRATED)]:
-        for piece in islice(pieces(video, settings), each):
+        for piece in islice(_pieces(video, settings, []), each):
             show_line(f"{piece.name}: looking for the lens")
-            found = recover(piece.name, piece.frames, None)
-            if found is not None and found.lens is not None and int(found.valid.sum()) > 1:
+            try:
+                found = _recovered(recover, piece, None)
+            except _NotYet:
+                continue
+            if found.lens is not None and int(found.valid.sum()) > 1:
                 focals += (parameters(found.lens)["fx"] / found.lens.width).flatten().tolist()[:1]
                 size = (piece.frames.shape[2], piece.frames.shape[1])
     if not focals:
@@ -134,41 +148,46 @@ def _estimated_lens(files: Sequence[Path], out: Path, settings: FromVideos, reco
 
 
 def _of_video(file: Path, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None) -> list[dict[str, Any]]:
-    """The records of all pieces of a video. Videos that are done are not read again."""
+    """The records of all pieces of a video. One that is done is not read again; pieces that failed are tried again."""
     whole = out / "pieces" / f"{file.stem}.done.json"
     if whole.exists():
         return json.loads(whole.read_text(encoding="utf-8"))
-    records, is_done = [], True
-    for piece in pieces(file, settings):
+    records, unreadable, is_done = [], list[str](), True
+    for piece in _pieces(file, settings, unreadable):
         done = out / "pieces" / f"{piece.name}.json"
         if done.exists():
             records.append(json.loads(done.read_text(encoding="utf-8")))
             continue
         show_line(f"{piece.name}: {len(piece.frames)} frames")
-        record = _of_piece(piece, out, settings, recover, lens)
-        if record is None:
-            is_done = False
-            record = {"piece": piece.name, "kept": False, "reason": "waits for its estimate"}
-        else:
+        try:
+            record = _of_piece(piece, out, settings, recover, lens)
             replace_text(done, json.dumps(record, indent=1) + "\n")
+        except _NotYet as reason:
+            is_done = False
+            record = {"piece": piece.name, "kept": False, "reason": str(reason)}
         records.append(record)
-    if is_done:
+    records += [{"piece": file.stem, "kept": False, "reason": reason} for reason in unreadable]
+    if is_done and not unreadable:
         replace_text(whole, json.dumps(records, indent=1) + "\n")
     return records
 
 
-def _of_piece(
-    piece: Piece, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None
-) -> dict[str, Any] | None:
+def _pieces(file: Path, settings: FromVideos, unreadable: list[str]) -> Iterator[Piece]:
+    """The pieces of a video as far as it can be read; what stands in the way is added to `unreadable`."""
+    try:
+        yield from pieces(file, settings)
+    except ValueError as error:
+        unreadable.append(str(error))
+
+
+def _of_piece(piece: Piece, out: Path, settings: FromVideos, recover: Recover, lens: Lens | None) -> dict[str, Any]:
     """Recover a piece and write it, if it can be believed. Whatever is wrong with it is in its record."""
     left_out: dict[str, Any] = {"piece": piece.name, "kept": False}
     if len(piece.frames) < settings.frames:
         return left_out | {"reason": f"{len(piece.frames)} frames, a clip has {settings.frames}"}
     height, width = piece.frames.shape[1:3]
     known = None if lens is None else resized(lens, width, height)
-    found = recover(piece.name, piece.frames, known)
-    if found is None:
-        return None
+    found = _recovered(recover, piece, known)
     run, seen = _longest_run(found.valid), known if known is not None else found.lens
     if run.stop - run.start < settings.frames:
         return left_out | {"reason": f"poses of {run.stop - run.start} frames in a row; {found.note}".rstrip("; ")}
@@ -194,8 +213,28 @@ def _of_piece(
     return {"piece": piece.name, "video": piece.video, "kept": True, **about, "by": found.name, "notes": notes}
 
 
+def _recovered(recover: Recover, piece: Piece, lens: Lens | None) -> Recovered:
+    try:
+        found = recover(piece.name, piece.frames, lens)
+    except ModuleNotFoundError:  # no fault of the piece
+        raise
+    except Exception as error:  # of any library below
+        raise _NotYet(f"the estimator stopped: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise _NotYet("waits for its estimate")
+    return found
+
+
+class _NotYet(Exception):
+    """Why a piece has no estimate; the next run asks again."""
+
+
 class _Unknown(Exception):
     """A scale that a piece does not tell."""
+
+
+def _speed_log(folder: Path, video: str) -> Path:
+    return folder / f"{video}.csv"
 
 
 def _scale(piece: Piece, poses: Tensor, found: Recovered, run: slice, settings: FromVideos) -> float:
@@ -213,7 +252,7 @@ def _scale(piece: Piece, poses: Tensor, found: Recovered, run: slice, settings: 
     if settings.speed_m_s is not None:
         return settings.speed_m_s * seconds / length
     if settings.speed_logs is not None:
-        return logged_way(settings.speed_logs / f"{piece.video}.csv", start_s, start_s + seconds) / length
+        return logged_way(_speed_log(settings.speed_logs, piece.video), start_s, start_s + seconds) / length
     if not found.is_metric:
         raise _Unknown(f"{found.name} knows no metres: give a speed or the height of the camera")
     return 1.0

@@ -106,6 +106,32 @@ def test_a_stopped_run_goes_on_with_the_next_piece(tmp_path: Path) -> None:
         training_set(tmp_path / "in", tmp_path / "in", SETTINGS, told)
 
 
+def test_what_fails_once_is_said_and_tried_again(tmp_path: Path) -> None:
+    write_footage(tmp_path / "in", a=14, b=7)
+    whole = (tmp_path / "in" / "a.mp4").read_bytes()
+    (tmp_path / "in" / "a.mp4").write_bytes(whole[: len(whole) // 3])
+    (tmp_path / "in" / "._b.mp4").write_bytes(b"of another system")
+
+    def stops(piece: str, frames: Tensor, lens: Lens | None) -> PoseEstimate:
+        raise RuntimeError("no memory is left")
+
+    wrong, stopped, _ = training_set(tmp_path / "in", tmp_path / "out", SETTINGS, stops)
+    assert (wrong["piece"], wrong["kept"]) == ("a", False)
+    assert "a.mp4 cannot be decoded" in wrong["reason"]
+    assert stopped["reason"] == "the estimator stopped: RuntimeError: no memory is left"
+    (tmp_path / "in" / "a.mp4").write_bytes(whole)
+    again = training_set(tmp_path / "in", tmp_path / "out", SETTINGS, told)
+    assert [record["piece"] for record in again if record["kept"]] == ["a-000", "a-001", "b-000"]
+
+
+def test_a_speed_log_that_is_missing_is_said_before_any_work(tmp_path: Path) -> None:
+    write_footage(tmp_path / "in", a=7, b=7)
+    (tmp_path / "a.csv").write_text("0,6\n1,6\n")
+    with pytest.raises(ValueError, match=r"a log for every video, got no b\.csv"):
+        training_set(tmp_path / "in", tmp_path / "out", replace(SETTINGS, speed_m_s=None, speed_logs=tmp_path), told)
+    assert not (tmp_path / "out").exists()
+
+
 def without_middle(count: int) -> PoseEstimate:
     valid = torch.ones(count, dtype=torch.bool)
     valid[2] = False
@@ -197,6 +223,19 @@ def test_the_command_takes_answers_of_other_programs_as_they_come(
     assert "kept 2 of 2 pieces" in capsys.readouterr().out
     assert main([*command[:3], "--out", str(tmp_path / "out"), "--speed", "1"]) == 2
     assert main(["data", "from-videos", str(tmp_path / "nothing"), "--out", str(tmp_path / "new")]) == 2
+
+
+def test_estimates_of_a_video_with_brackets_in_its_name_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_footage(tmp_path / "in", **{"Drive [dQw4]": 6})
+    (tmp_path / "answers").mkdir()
+    file = tmp_path / "answers" / "Drive [dQw4]-000.json"
+    write(Trajectory(answer(6).world_from_camera, False, "a network", lens=LENS), file)
+    clip = ["--frames", "4", "--step", "2", "--piece-frames", "6", "--size", "16", "24", "--check", "none"]
+    command = ["data", "from-videos", str(tmp_path / "in"), "--out", str(tmp_path / "out"), *clip, "--speed", "6"]
+    assert main([*command, "--estimates", str(tmp_path / "answers")]) == 0
+    assert "kept 1 of 1 pieces" in capsys.readouterr().out
 
 
 def test_colmap_recovers_a_rendered_video(tmp_path: Path) -> None:
