@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merope.errors import invalid
-from merope.formats.writing import replace_text
+from merope.formats.writing import replace_text, require_writable
 from merope.train import checkpoint, parallel
 from merope.train.adversary import LOSS, Part
 from merope.train.build import build_stream
@@ -64,6 +64,9 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     config.data.check_files()
     if config.run.sample_every:
         check_packages()
+    if ranks.is_first:  # before minutes of loading
+        require_writable("run.out", out)
+        hold(out, held)
     model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
     stream = build_stream(config, model, ranks)
     if config.parallel.context > 1:
@@ -72,8 +75,6 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
         parallel.shard_model(transformer, ranks, config.model.precision)
     optimisers = build_optimisers(config, model.learner)
     average = moving_average(config, model.learner)
-    if ranks.is_first:
-        hold(out, held)
     done = resume(config, model, optimisers, average, stream)
     if ranks.is_first:
         replace_text(out / "config.json", json.dumps(asdict(config), default=str, indent=1))
