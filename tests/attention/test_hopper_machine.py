@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.usefixtures("_on_the_machine"),
     pytest.mark.skipif(hopper_machine.why_not() is not None, reason=str(hopper_machine.why_not())),
 ]
-WRONG = "wrong numbers"
+WRONG = "wrong numbers|not finite"
 MISSING = {
     "pipeline.wait_until_copied(operand, t);": "wait for ever",
     "pipeline.wait_until_free(operand, t);": "more threads arrive at a barrier than it was made for",
@@ -46,4 +46,4 @@ def check_numbers() -> None:
     plan = MeRoPE().plan(driving_cameras(1, 4), (9, 15))
     *inputs, gradient = random_inputs(plan, torch.bfloat16, heads=1)
     right = results(under(plan, "sdpa"), [x.double() for x in inputs], gradient)
-    assert max(relative_errors(results(under(plan, "fused"), inputs, gradient), right)) < 0.01, WRONG
+    assert max(relative_errors(results(under(plan, "fused"), inputs, gradient), right)) < 0.01, "wrong numbers"
