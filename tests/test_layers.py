@@ -1,6 +1,7 @@
 """The house keeps its order: imports go one way, a file's name says which one is meant, and nothing grows too long."""
 
 import ast
+import re
 import runpy
 import statistics
 from collections import Counter
@@ -62,6 +63,11 @@ def test_no_two_modules_share_a_name() -> None:
     rooms = set(architecture["rooms"]())
     shared = {name for name, count in names.items() if count > 1 or (name in rooms and name not in ("cli", "errors"))}
     assert shared <= {"merope", "bench"}  # the encoding that gives the package its name; the command of a room
+
+
+def test_cores_are_counted_in_one_place() -> None:
+    counting = [path.name for path in SOURCES if re.search("cpu_count|sched_getaffinity", path.read_text())]
+    assert counting == ["parts.py"]
 
 
 def test_files_and_functions_stay_short() -> None:

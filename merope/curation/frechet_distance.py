@@ -7,7 +7,6 @@ Everything compares squared gaps with a squared threshold, in float64. Rounding 
 the full decision to the last bit, and which of them answers a pair never shows in the result.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar, cast
@@ -15,6 +14,8 @@ from typing import TypeVar, cast
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+
+from merope.formats.parts import usable_cores
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -116,7 +117,7 @@ def suppress_groups(
     prototype, marks = np.full(len(paths), -1, dtype=np.int64), landmarks(paths)
     largest_first = sorted(groups, key=len, reverse=True)
     done = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         try:
             running = {
                 pool.submit(_suppress_group, paths, marks, group, threshold_m * threshold_m, prototype): len(group)

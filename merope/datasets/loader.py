@@ -1,7 +1,6 @@
 """From a manifest to batches: an endless, resumable stream of clips that names and counts what it cannot read."""
 
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from merope.curation.curate import Curation, Manifest
 from merope.datasets.clip import Clip
 from merope.datasets.sampler import ClusterSampler, SamplerState, names_fingerprint
 from merope.errors import invalid
+from merope.formats.parts import usable_cores
 from merope.formats.trajectory import Trajectory
 from merope.geometry.cameras import Cameras
 from merope.geometry.lens_batches import stacked
@@ -165,7 +165,7 @@ class ClipLoader(Generic[Item, Collated]):
         if len(sampler.cluster) != len(source):
             fix = "pass the sampler of curation_of(source, manifest)"
             raise invalid("sampler", f"over the {len(source)} clips of the source", len(sampler.cluster), fix)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         if workers > cores and sampler.rank == 0:
             LOG.warning("data.workers = %d is more than there are cores; %d are used", workers, cores)
         self.source, self.sampler, self.batch_size, self.workers = source, sampler, batch_size, min(workers, cores)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from merope.formats.parts import usable_cores
+
 
 class InThisProcess(Executor):
     """Does each job when it is given."""
@@ -28,7 +30,7 @@ def pool_or_this_process(workers: int) -> Executor:
 
 def worker_pool(workers: int) -> ProcessPoolExecutor:
     """Processes that share the cores evenly."""
-    threads = max((os.cpu_count() or 1) // workers, 1)
+    threads = max(usable_cores() // workers, 1)
     fresh = multiprocessing.get_context("spawn")  # forked children inherit locks of torch's threads
     return ProcessPoolExecutor(workers, fresh, _begin_worker, (threads,))
 

@@ -2,9 +2,10 @@
 
 A part does its own clips and leaves their files. The same command without a part joins them: it takes what is there,
 makes what is missing, and writes the files that speak of all clips. So its result is that of one run, whatever became
-of the parts.
+of the parts. How many cores one machine gives to the work is said here too.
 """
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,11 @@ class Part:
 def own_or_all(items: Sequence[Item], part: Part | None) -> list[Item]:
     """Of a part its own items; without a part all."""
     return list(items) if part is None else part.own(items)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: a scheduler or a container may give it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def part_folder(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from merope.datasets import cache, synth
 from merope.evaluate import fidelity as fidelity_module
 from merope.evaluate import record
 from merope.evaluate.fidelity import fidelity
-from merope.formats.parts import Part, own_or_all
+from merope.formats.parts import Part, own_or_all, usable_cores
 from tests.evaluate.clip_files import write_clip, write_path
 from tests.scenes import curved_drive
 
@@ -190,3 +190,11 @@ def test_every_item_is_in_one_part() -> None:
     assert sorted(item for part in parts for item in part) == items
     assert own_or_all(items, None) == items
     assert Part(3, 3).own([1]) == []
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: {3, 5}, raising=False)
+    assert usable_cores() == 2
+    monkeypatch.delattr("os.sched_getaffinity")  # as on a Mac
+    assert usable_cores() == 64
