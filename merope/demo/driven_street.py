@@ -11,7 +11,7 @@ from merope.demo.given_paths import beyond_training, on_the_road
 from merope.errors import invalid
 from merope.formats.trajectory import Trajectory
 from merope.generate.camera_path import for_whole_path, read_metric_path, say
-from merope.generate.drive_inputs import DriveConfig, Route, path_of_keys
+from merope.generate.drive_inputs import DriveConfig, Route, check_goes_on, path_of_keys
 from merope.geometry.cameras import Cameras
 from merope.geometry.poses import relative
 from merope.world.clips import WorldClips
@@ -65,6 +65,7 @@ class Street:
         else:
             own = replace(clips, frames=max(clips.frames, count + 1), prefix_frames=count).path(seed)[:count]
             path = path_of_keys(config, Trajectory(own, True, "the world's own drive"))
+        check_goes_on(path, count, clip.fps)
         poses = on_the_road(source.file, path.world_from_camera)
         if clip.fov_deg is not None:
             clips = replace(clips, fov_deg=(clip.fov_deg, clip.fov_deg), xi=(clip.xi, clip.xi))

@@ -13,7 +13,7 @@ from merope.formats.trajectory import Trajectory
 from merope.generate.camera_path import say
 from merope.generate.command import check_machine, checked_model, load_pipeline, path_cameras, text_guidance
 from merope.generate.drive_folder import PUT_BACK, REPORT, DriveFolder
-from merope.generate.drive_inputs import DriveConfig, Route, RouteFinder, route_from_files
+from merope.generate.drive_inputs import DriveConfig, Route, RouteFinder, check_goes_on, route_from_files
 from merope.generate.inputs import GenerateConfig
 from merope.generate.recall import REMEMBERED
 from merope.generate.stream_checks import check_past_noise, check_prefix_blocks, check_recall
@@ -74,7 +74,7 @@ def resume(config: DriveConfig) -> DriveFolder:
                 str(folder.folder / REPORT), f"of at most the path's {path.count} frames", folder.frames, PUT_BACK
             )
         if folder.frames == path.count:
-            folder.settle()
+            folder.close(path, folder.report.get("wall_s", {}))  # it may have been stopped before it came to that
             say(f"{folder.folder} is driven to its end already")
             return folder
         checked_model(clip, path)
@@ -137,11 +137,7 @@ def _check_route(config: DriveConfig, route: Route, outline: "ModelOutline", blo
     settings = StreamSettings(*sizes, 1, 1.0, clip.seed, REMEMBERED, config.past_noise)
     check_past_noise(config.past_noise)
     check_recall(config.recall, None, settings)
-    given = 0 if route.prefix is None else clip.prefix_frames
-    if route.path.count <= given:
-        expected = f"of more than the {given} frames of the prefix"
-        fix = "the path begins with the cameras of the prefix: give a longer one"
-        raise invalid("--trajectory", expected, f"{route.path.count} at {clip.fps:g} fps", fix)
+    check_goes_on(route.path, route.prefix_frames, clip.fps)
     if route.prefix is not None:
         check_prefix_blocks(route.prefix[None], outline.strides, settings)
 

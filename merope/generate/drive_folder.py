@@ -52,10 +52,10 @@ class DriveFolder:
 
     def check_new(self) -> None:
         """Refuse a folder where a drive, or anything of these names, would be overwritten."""
-        for name in (STATE, VIDEO, CAMERAS, PATH, REPORT):
-            if (self.folder / name).exists():
-                fix = "add --resume to go on with that drive, or choose another folder"
-                raise invalid("--out", "a new folder", f"{self.folder} with {name}", fix)
+        there = [name for name in (STATE, VIDEO, CAMERAS, PATH, REPORT) if (self.folder / name).exists()]
+        if there:
+            fix = "add --resume to go on with that drive" if STATE in there else "delete what is in it"
+            raise invalid("--out", "a new folder", f"{self.folder} with {there[0]}", f"{fix}, or choose another folder")
 
     def begin(
         self,
@@ -99,7 +99,9 @@ class DriveFolder:
         for name in (STATE, REPORT):
             if not (self.folder / name).exists():
                 got = f"{self.folder} without {name}"
-                raise invalid("--resume", "used with the folder of a drive", got, "run the command without it")
+                raise invalid(
+                    "--resume", "used with the folder of a drive", got, "run the command without it, in a new folder"
+                )
         blocks = saved_blocks(self.folder)
         self.report = read_report(self.folder)
         listed = len(self.report["blocks"])

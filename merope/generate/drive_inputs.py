@@ -51,6 +51,9 @@ class DriveConfig:
         if self.recall and not self.clip.has_branch:
             fix = "leave it out: without cameras no place is known"
             raise invalid("--recall", "used with a camera branch", "--branch none", fix)
+        if self.clip.prefix_frames < 1:
+            fix = "without --prefix and --world a drive begins with none"
+            raise invalid("--prefix-frames", "at least 1", self.clip.prefix_frames, fix)
         if self.clip.seed < 0:
             raise invalid("--seed", "at least 0", self.clip.seed, "each block draws its noise from it")
 
@@ -90,6 +93,18 @@ def route_from_files(config: DriveConfig) -> Route:
         expected = f"the cameras of {len(prefix)} frames at {source.fps:g} fps"
         raise invalid(str(config.prefix_poses), expected, before.count, "use fewer frames of the prefix")
     return Route(path_of_keys(config, first_frames(before, len(prefix))), prefix)
+
+
+def check_goes_on(
+    path: Trajectory,  # at the rate of the video
+    given: int,  # first frames
+    fps: float,
+) -> None:
+    """Refuse a path that ends with the frames of the prefix."""
+    if path.count <= given:
+        expected = f"of more than the {given} frames of the prefix"
+        fix = "the path begins with the cameras of the prefix: give a longer one"
+        raise invalid("--trajectory", expected, f"{path.count} at {fps:g} fps", fix)
 
 
 def path_of_keys(

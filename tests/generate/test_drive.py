@@ -42,6 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_latent_model(root / "model")
     formats.write(path_of(curved_drive(24, step_m=0.4), rate_hz=12.0, lens=LENS), root / "bend.json")
     formats.write(path_of(curved_drive(3, step_m=0.4), rate_hz=12.0, lens=LENS), root / "three.json")
+    formats.write(path_of(curved_drive(1), lens=LENS), root / "one.json")
     write_video(video(12), root / "street.mp4", 12.0)
     return root
 
@@ -157,8 +158,10 @@ def test_after_ctrl_c_it_plays_and_goes_on_exactly(
     torch.testing.assert_close(load_file(tmp_path / STATE), load_file(whole / STATE))
     assert (tmp_path / "video.cameras.json").read_bytes() == (whole / "video.cameras.json").read_bytes()
     assert [row["frames"] for row in json.loads((tmp_path / "report.json").read_text())["blocks"]] == [9, 12, 4]
+    (tmp_path / "video.cameras.json").unlink()  # as where it was killed between its last block and these
     assert main(["drive", "--out", str(tmp_path), "--resume"]) == 0
     assert "is driven to its end already" in capsys.readouterr().err
+    assert (tmp_path / "video.cameras.json").read_bytes() == (whole / "video.cameras.json").read_bytes()
 
 
 def test_kill_loses_one_block_at_most(
@@ -188,6 +191,14 @@ def test_kill_loses_one_block_at_most(
     assert read_first_frames(tmp_path / "video.mp4", 1)[1] == FRAMES
     torch.testing.assert_close(load_file(tmp_path / STATE), load_file(whole / STATE))
     assert (all_frames(written, tmp_path).int() - all_frames(written, whole)[9:].int()).abs().max() <= 1
+
+
+def test_a_drive_that_was_stopped_before_its_first_state_is_to_be_deleted(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    assert main(arguments(files, tmp_path)) == 2
+    assert "with report.json; delete what is in it, or choose another folder" in capsys.readouterr().err
 
 
 def test_a_pose_file_begins_with_the_cameras_of_the_prefix(files: Path, tmp_path: Path) -> None:
@@ -295,6 +306,10 @@ def test_a_place_is_recalled_and_the_past_is_noisy_also_after_a_stop(
         ({"prefix": "street.mp4", "prefix_poses": "bend.json", "fps": 1.0}, "street.mp4 must be at least 97 frames"),
         ({"prefix_poses": "bend.json"}, "--prefix-poses must be used with --prefix"),
         ({"prefix": "street.mp4", "prefix_poses": "bend.json", "prefix_frames": 10}, "prefix must be 9, 21, 33, …"),
+        ({"prefix": "street.mp4", "prefix_poses": "bend.json", "prefix_frames": 0}, "--prefix-frames must be at least"),
+        ({"prefix": "model", "prefix_poses": "bend.json", "prefix_frames": 0}, "--prefix-frames must be at least 1"),
+        ({"world": 4, "keys": None, "trajectory": "bend.json", "prefix_frames": 0}, "--prefix-frames must be at least"),
+        ({"world": 4, "keys": None, "trajectory": "one.json"}, "more than the 9 frames of the prefix, got 1 at 12 fps"),
         ({"keys": None, "trajectory": "bend.json", "prefix_poses": "bend.json"}, "must be used with --keys"),
         ({"model": "model/vae"}, "model must be a folder with model_index.json"),
         ({"model": None}, "--model must be given"),
