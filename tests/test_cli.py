@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from merope.cli import command_parser, main
+from merope.commands.evaluation import _methods
 
 
 def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -65,6 +67,25 @@ def test_help_ends_with_an_example_on_one_line_that_parses(name: str, monkeypatc
 def test_a_missing_file_is_named_by_its_option(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_path_is_read_with_the_home_of_the_user(name: str) -> None:
+    """The shell leaves the ~ of --out=~/run alone: the type of paths is user_path."""
+    assert [action.dest for action in PARSERS[name]._actions if action.type is Path] == []
+
+
+def test_outputs_and_inputs_are_in_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["path", "straight", "~/a.json"]) == 0
+    assert main(["path", "convert", "~/a.json", "~/b.txt"]) == 0
+    assert sorted(file.name for file in (tmp_path / "home").iterdir()) == ["a.json", "b.txt"]
+    assert list((tmp_path / "here").iterdir()) == []
+    methods = command_parser().parse_args(["evaluate", "--commanded", "c", "--method", "a=~/videos"])
+    assert _methods(methods) == {"a": tmp_path / "home" / "videos"}
 
 
 @pytest.mark.parametrize("name", [name for name in PARSERS if "--seed" in PARSERS[name].format_help()])

@@ -2,9 +2,8 @@
 
 import argparse
 import sys
-from pathlib import Path
 
-from merope.commands.models import add_config, require_config, seed
+from merope.commands.models import add_config, require_config, seed, user_path
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         "folder that gets a copy of the scores, for the table, and what figures need; "
         "other tests of the same weights stay in its file"
     )
-    parser.add_argument("--results", type=Path, metavar="DIR", help=copied)
+    parser.add_argument("--results", type=user_path, metavar="DIR", help=copied)
     stage = "how far to go (scored); later stages pick up what earlier ones left in the folder"
     parser.add_argument("--until", choices=("trained", "generated", "scored"), default="scored", help=stage)
     score = "score videos that another machine generated: of its folder generated*.safetensors are enough"
@@ -62,9 +61,11 @@ def _world(options: argparse.Namespace) -> int:
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", type=Path, metavar="DIR", help="folder of merope bench world --results")
+    parser.add_argument("results", type=user_path, metavar="DIR", help="folder of merope bench world --results")
     parser.add_argument("--against", metavar="ROW", help="row that the others are compared with (merope)")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="new file, or page with markers, for the tables")
+    parser.add_argument(
+        "--out", type=user_path, metavar="FILE.md", help="new file, or page with markers, for the tables"
+    )
     listed = "whose rows are listed: those of configs/world or of configs/miniature (world)"
     parser.add_argument("--benchmark", choices=("world", "miniature"), default="world", help=listed)
     parser.epilog = "e.g. merope bench table outputs/world --against merope"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merope.commands.models import add_config, add_part, require_config, require_files, seed
+from merope.commands.models import add_config, add_part, require_config, require_files, seed, user_path
 
 if TYPE_CHECKING:
     from merope.curation.path_tables import PathTable
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 def add_curate(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--poses", type=Path, nargs="+", help="pose files of equal length, in any format that is read")
-    source.add_argument("--videos", type=Path, metavar="MANIFEST", help='clips to train on with kind = "videos"')
-    source.add_argument("--nuscenes", type=Path, metavar="ROOT", help="windows of a nuScenes camera")
-    source.add_argument("--config", type=Path, help="the training clips of a config, such as those of a mixture")
-    parser.add_argument("--root", type=Path, help="data.root of the videos; the folder of their manifest by default")
+    source.add_argument(
+        "--poses", type=user_path, nargs="+", help="pose files of equal length, in any format that is read"
+    )
+    source.add_argument("--videos", type=user_path, metavar="MANIFEST", help='clips to train on with kind = "videos"')
+    source.add_argument("--nuscenes", type=user_path, metavar="ROOT", help="windows of a nuScenes camera")
+    source.add_argument("--config", type=user_path, help="the training clips of a config, such as those of a mixture")
+    parser.add_argument(
+        "--root", type=user_path, help="data.root of the videos; the folder of their manifest by default"
+    )
     parser.add_argument(
         "--metric", action="store_true", help="the pose files are in metres, whatever their format says"
     )
@@ -33,7 +37,7 @@ def add_curate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scope", choices=("cluster", "global"), default="cluster", help="where to compare (cluster)")
     parser.add_argument("--seed", type=seed, default=0, help="of the clusters (0)")
     parser.add_argument(
-        "--out", type=Path, default=Path("outputs/curation"), help="for manifest and picture (outputs/curation)"
+        "--out", type=user_path, default=Path("outputs/curation"), help="for manifest and picture (outputs/curation)"
     )
     add_part(parser)
     parser.epilog = "e.g. merope curate --poses drives/*.txt --clusters 16 --out outputs/curation"
@@ -114,7 +118,7 @@ def _paths_of_config(file: Path) -> "PathTable":
 def add_synth(parser: argparse.ArgumentParser) -> None:
     layout = 'what the folder looks like (nuscenes); videos is for data.kind = "videos"'
     parser.add_argument("--layout", choices=("nuscenes", "videos"), default="nuscenes", help=layout)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the data set, new or empty")
+    parser.add_argument("--out", type=user_path, required=True, help="folder of the data set, new or empty")
     parser.add_argument("--version", default="v1.0-mini", help="folder of nuScenes tables inside it (%(default)s)")
     parser.add_argument("--scenes", type=int, default=2, help="how many drives (2)")
     parser.add_argument("--frames", type=int, default=60, help="frames of a scene, at 12 Hz (60)")
@@ -143,7 +147,9 @@ def _synth(options: argparse.Namespace) -> int:
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "TOML file of a training run whose data come from files")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the cache; an interrupted one is completed")
+    parser.add_argument(
+        "--out", type=user_path, required=True, help="folder of the cache; an interrupted one is completed"
+    )
     parser.add_argument("--validation", action="store_true", help="cache the validation clips instead")
     parser.add_argument("--source", metavar="NAME", help="which source of a mixture to cache")
     add_part(parser)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merope.commands.models import add_path_options, key_and_value, seed, settings
+from merope.commands.models import add_path_options, key_and_value, seed, settings, user_path
 from merope.errors import invalid
 
 if TYPE_CHECKING:
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 FILES = ("trajectory", "lens", "prefix", "prefix_poses")
 MAY_CHANGE = ("out", "resume", "device")
-KINDS: dict[object, tuple[type, ...]] = {int: (int,), seed: (int,), float: (int, float), Path: (str,), None: (str,)}
+KINDS: dict[object, tuple[type, ...]] = {
+    int: (int,),
+    seed: (int,),
+    float: (int, float),
+    user_path: (str,),
+    None: (str,),
+}
 """How JSON keeps what the type of an option reads."""
 SIZE, FPS = (288, 512), 12.0
 OF_CLIP = (
@@ -29,16 +35,18 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where to")
     path = where.add_mutually_exclusive_group()
     path.add_argument("--keys", help='such as "w*40 a*10 w*40", one step per frame (docs/formats.md)')
-    path.add_argument("--trajectory", type=Path, help="pose file or folder of any length (docs/formats.md)")
+    path.add_argument("--trajectory", type=user_path, help="pose file or folder of any length (docs/formats.md)")
     where.add_argument("--speed", type=float, default=8.0, metavar="M/S", help="of the keys w and s (8)")
     where.add_argument("--yaw-rate", type=float, default=15.0, metavar="DEGREES/S", help="of the keys a and d (15)")
     add_path_options(where)
     start = parser.add_argument_group("where from")
     first = start.add_mutually_exclusive_group()
-    first.add_argument("--prefix", type=Path, help="video or folder of images whose first frames the drive continues")
+    first.add_argument(
+        "--prefix", type=user_path, help="video or folder of images whose first frames the drive continues"
+    )
     first.add_argument("--world", type=int, metavar="N", help="a street of the demo, whose first frames are rendered")
     start.add_argument("--prefix-frames", type=int, default=9, help="how many of them, whole blocks: 9, 21, 33 … (9)")
-    start.add_argument("--prefix-poses", type=Path, metavar="FILE", help="with --keys: pose file of the prefix")
+    start.add_argument("--prefix-poses", type=user_path, metavar="FILE", help="with --keys: pose file of the prefix")
     start.add_argument("--resume", action="store_true", help="go on with the drive in --out; needs no other option")
     what = parser.add_argument_group("what")
     what.add_argument("--model", help="folder or hub id of a Wan model (with --world: the one in the package)")
@@ -49,7 +57,7 @@ def add_drive(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="288 512, or what the model knows")
     what.add_argument("--fps", type=float, help="of the video: 12, or what the model knows")
     what.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="for the video and all that belongs to it"
+        "--out", type=user_path, required=True, metavar="FOLDER", help="for the video and all that belongs to it"
     )
     how = parser.add_argument_group("how")
     how.add_argument("--window", type=int, default=12, help="latent frames that a block sees, its own 3 included (12)")
@@ -100,7 +108,7 @@ def _require(options: argparse.Namespace) -> None:
             raise invalid(f"--{name}", "given", "nothing", "pass it, or --world N for the model in the package")
     for name in FILES:
         path = getattr(options, name)
-        if path is not None and not path.expanduser().exists():
+        if path is not None and not path.exists():
             raise invalid(f"--{name.replace('_', '-')}", "a file or folder that exists", path, "check the path")
 
 

@@ -1,17 +1,17 @@
 """Commands that measure videos: evaluate, fidelity."""
 
 import argparse
-import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from merope.commands.models import add_part, add_trajectory_option, require_files, seed
+from merope.commands.models import add_part, add_trajectory_option, require_files, seed, user_path
 from merope.errors import invalid
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     paths = "pose files named like the videos, or a manifest"
-    parser.add_argument("--commanded", type=Path, required=True, metavar="FOLDER", help=paths)
+    parser.add_argument("--commanded", type=user_path, required=True, metavar="FOLDER", help=paths)
     _add_methods(parser)
     add_trajectory_option(parser)
     parser.add_argument("--fov", type=float, metavar="DEGREES", help="of the videos, where pose files have no lens")
@@ -22,13 +22,13 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         "colmap, or none to switch it off; by default opencv checks colmap, and others are not checked"
     )
     parser.add_argument("--check", default="default", metavar="ESTIMATOR", help=check)
-    parser.add_argument("--checkpoint", type=Path, help="weights of a learned estimator")
-    parser.add_argument("--estimates", type=Path, metavar="FOLDER", help="recovered paths, for precomputed")
-    parser.add_argument("--fidelity", type=Path, metavar="FILE", help="fidelity.json: FID and FVD for the report")
+    parser.add_argument("--checkpoint", type=user_path, help="weights of a learned estimator")
+    parser.add_argument("--estimates", type=user_path, metavar="FOLDER", help="recovered paths, for precomputed")
+    parser.add_argument("--fidelity", type=user_path, metavar="FILE", help="fidelity.json: FID and FVD for the report")
     parser.add_argument("--workers", type=int, help="processes; by default one per core, or one with a checkpoint")
     parser.add_argument("--seed", type=seed, default=0, help="of the bootstrap (0)")
     parser.add_argument(
-        "--out", type=Path, default=Path("outputs/evaluation"), help="for the report (outputs/evaluation)"
+        "--out", type=user_path, default=Path("outputs/evaluation"), help="for the report (outputs/evaluation)"
     )
     add_part(parser)
     parser.epilog = "e.g. merope evaluate --commanded drives/poses --videos drives/videos"
@@ -41,15 +41,16 @@ def _evaluate(options: argparse.Namespace) -> int:
     from merope.evaluate.recover import EstimatorChoice
     from merope.evaluate.results import as_text
     from merope.evaluate.run import evaluate
+    from merope.formats.parts import usable_cores
 
     choice = EstimatorChoice(options.estimator, options.checkpoint, options.check)
-    workers = options.workers or (1 if options.checkpoint else os.cpu_count() or 1)
+    by_default = 1 if options.checkpoint else usable_cores()
     results = evaluate(
         options.commanded,
         methods,
         choice,
         options.out,
-        workers,
+        by_default if options.workers is None else options.workers,
         options.estimates,
         options.seed,
         options.fidelity,
@@ -73,23 +74,24 @@ def _way_out(commanded: Path, methods: Mapping[str, Path]) -> str:
     """What to do where nothing could be measured. A data set has its paths and its videos in folders of their own."""
     poses, videos = commanded / "poses", [folder / "videos" for folder in methods.values()]
     if poses.is_dir() and all(folder.is_dir() for folder in videos):
-        return f"pass the folders inside: --commanded {poses}, videos from {', '.join(map(str, videos))}"
+        inside = ", ".join(shlex.quote(str(folder)) for folder in videos)
+        return f"pass the folders inside: --commanded {shlex.quote(str(poses))}, videos from {inside}"
     return "mend the problems above; videos whose pose files have no lens need --fov"
 
 
 def add_fidelity(parser: argparse.ArgumentParser) -> None:
     _add_methods(parser)
     parser.add_argument(
-        "--reference", type=Path, required=True, metavar="FOLDER", help="real videos, or statistics of them (.npz)"
+        "--reference", type=user_path, required=True, metavar="FOLDER", help="real videos, or statistics of them (.npz)"
     )
-    parser.add_argument("--inception", type=Path, metavar="FILE", help="TorchScript detector of FID")
-    parser.add_argument("--i3d", type=Path, metavar="FILE", help="TorchScript detector of FVD")
+    parser.add_argument("--inception", type=user_path, metavar="FILE", help="TorchScript detector of FID")
+    parser.add_argument("--i3d", type=user_path, metavar="FILE", help="TorchScript detector of FVD")
     parser.add_argument(
         "--allow-code", action="store_true", help="run the detector files, which are programs: only those you trust"
     )
     parser.add_argument("--prefix-frames", type=int, default=9, help="first frames of videos that are left out (9)")
     parser.add_argument(
-        "--out", type=Path, default=Path("outputs/fidelity"), help="for fidelity.json (outputs/fidelity)"
+        "--out", type=user_path, default=Path("outputs/fidelity"), help="for fidelity.json (outputs/fidelity)"
     )
     add_part(parser)
     parser.epilog = "e.g. merope fidelity --videos ours --reference real --i3d i3d.pt --allow-code"
@@ -129,7 +131,7 @@ def _require_consent(options: argparse.Namespace) -> None:
 
 
 def _add_methods(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--videos", type=Path, metavar="FOLDER", help="videos of one method, named by its folder")
+    parser.add_argument("--videos", type=user_path, metavar="FOLDER", help="videos of one method, named by its folder")
     several = "videos of a method; repeat to compare"
     parser.add_argument("--method", action="append", default=[], metavar="NAME=FOLDER", help=several)
 
@@ -141,7 +143,7 @@ def _methods(options: argparse.Namespace) -> dict[str, Path]:
         name, separator, folder = given.partition("=")
         if not (name and separator and folder) or name in methods:
             raise invalid("--method", "NAME=FOLDER with a name of its own", repr(given), "give each method once")
-        methods[name] = Path(folder)
+        methods[name] = user_path(folder)
     if not methods:
         raise invalid("--videos or --method", "given", "neither", "pass a folder of videos")
     return methods

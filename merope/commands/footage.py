@@ -1,10 +1,11 @@
 """`merope data from-videos`: a folder of videos without poses to a training set."""
 
 import argparse
+import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merope.commands.models import require_files
+from merope.commands.models import require_files, user_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,23 +16,23 @@ if TYPE_CHECKING:
 
 
 def add_from_videos(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("videos", type=Path, help="folder of videos of a phone or a dash-cam")
+    parser.add_argument("videos", type=user_path, help="folder of videos of a phone or a dash-cam")
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder of the training set; a stopped one is completed"
+        "--out", type=user_path, required=True, help="folder of the training set; a stopped one is completed"
     )
     scale = parser.add_argument_group("metres, from one of").add_mutually_exclusive_group()
     scale.add_argument("--speed", type=float, metavar="M_S", help="mean speed in every piece of every video")
     logs = "folder with <video>.csv: columns time_s and speed_m_s"
-    scale.add_argument("--speed-logs", type=Path, metavar="FOLDER", help=logs)
+    scale.add_argument("--speed-logs", type=user_path, metavar="FOLDER", help=logs)
     scale.add_argument("--camera-height", type=float, metavar="METRES", help="of the camera above the road")
     lens = parser.add_argument_group("lens; estimated where left out").add_mutually_exclusive_group()
-    lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
+    lens.add_argument("--lens", type=user_path, metavar="FILE", help="pose file whose lens is used")
     lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred pinhole")
     poses = parser.add_argument_group("poses")
     poses.add_argument("--estimator", default="colmap", help="as of merope evaluate (colmap)")
-    poses.add_argument("--checkpoint", type=Path, help="weights of a learned estimator")
+    poses.add_argument("--checkpoint", type=user_path, help="weights of a learned estimator")
     estimates = "folder with the answer of another program for each piece, <piece>.* in any format"
-    poses.add_argument("--estimates", type=Path, metavar="FOLDER", help=estimates)
+    poses.add_argument("--estimates", type=user_path, metavar="FOLDER", help=estimates)
     check = "who has to find the same path: opencv, colmap or none (opencv for colmap)"
     poses.add_argument("--check", default="default", metavar="ESTIMATOR", help=check)
     clips = parser.add_argument_group("clips")
@@ -117,7 +118,8 @@ def _recovered(
     if estimates is None:
         estimate = built(choice)(frames, lens)
     else:
-        files = sorted(estimates.glob(f"{piece}.*")) or [path for path in [estimates / piece] if path.exists()]
+        folder = estimates / piece
+        files = sorted(estimates.glob(f"{glob.escape(piece)}.*")) or ([folder] if folder.exists() else [])
         if not files:
             return None
         estimate = PrecomputedEstimator(files[0])(frames, lens)

@@ -3,22 +3,22 @@
 import argparse
 from pathlib import Path
 
-from merope.commands.models import require_files, seed, settings
+from merope.commands.models import require_files, seed, settings, user_path
 from merope.errors import invalid
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to drive")
-    what.add_argument("--trajectory", type=Path, help="pose file (docs/formats.md) in place of the three paths")
+    what.add_argument("--trajectory", type=user_path, help="pose file (docs/formats.md) in place of the three paths")
     what.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     what.add_argument("--lens", choices=("pinhole", "fisheye"), default="pinhole", help="of every camera (pinhole)")
     what.add_argument("--world", type=int, help="number of a street that no model was trained on (4)")
     how = parser.add_argument_group("how")
-    how.add_argument("--model", type=Path, help="pipeline folder with a branch/ inside (the one in the package)")
+    how.add_argument("--model", type=user_path, help="pipeline folder with a branch/ inside (the one in the package)")
     how.add_argument("--steps", type=int, help="denoising steps (what the model's clips.json names)")
     how.add_argument("--seed", type=seed, default=0, help="of the noise; the paths share it (0)")
     how.add_argument("--device", default="auto", help="such as cpu or cuda (%(default)s: cuda if there is one)")
-    how.add_argument("--out", type=Path, default=Path("outputs/demo"), help="for what is made (outputs/demo)")
+    how.add_argument("--out", type=user_path, default=Path("outputs/demo"), help="for what is made (outputs/demo)")
     parser.epilog = "e.g. merope demo --trajectory path.json --world 7"
     parser.set_defaults(run=_demo, if_stopped="; nothing was written")
 
@@ -40,11 +40,11 @@ def add_studio(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to drive")
     what.add_argument(
         "--model",
-        type=Path,
+        type=user_path,
         action="append",
         help="pipeline folder with a clips.json inside (the one in the package); again for each that pages can choose",
     )
-    what.add_argument("--branch", type=Path, help="camera branch of the one model (branch/ in the model's folder)")
+    what.add_argument("--branch", type=user_path, help="camera branch of the one model (branch/ in the model's folder)")
     what.add_argument("--steps", type=int, help="denoising steps (those of the model's clips.json, at most 6 a block)")
     what.add_argument("--seed", type=seed, help="of the noise (0)")
     what.add_argument("--prompt", help="text that pages begin with, for models with a text encoder")
@@ -75,7 +75,7 @@ def _studio(options: argparse.Namespace) -> int:
 
 
 def add_growth(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("outputs/growth"), help="for pictures (outputs/growth)")
+    parser.add_argument("--out", type=user_path, default=Path("outputs/growth"), help="for pictures (outputs/growth)")
     parser.epilog = "e.g. merope growth --out outputs/growth"
     parser.set_defaults(run=_growth)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,10 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "TOML file, or the name of one in the package, such as tiny", nargs="?")
     parser.add_argument("--list", action="store_true", help="print the names of the configs in the package")
     parser.add_argument(
-        "--export", type=Path, metavar="CHECKPOINT", help="write the trained folders of this step-… folder, no training"
+        "--export",
+        type=user_path,
+        metavar="CHECKPOINT",
+        help="write the trained folders of this step-… folder, no training",
     )
     parser.epilog = "e.g. merope train tiny --set run.steps=100 --set run.out=outputs/longer"
     parser.set_defaults(run=_train)
@@ -54,14 +58,15 @@ def _driving_command(config: "TrainConfig", trained: Path) -> str:
     is_causal = config.objective.causal_block_frames is not None
     is_pipeline = (trained / "model_index.json").exists()  # a model of pixels or of a VAE of its own is written whole
     if is_pipeline and config.branch != "none":
-        drive = f'merope drive --model {trained} --world 0 --keys "w*40 a*20 w*40" --out drive'
-        return drive if is_causal else f"merope demo --model {trained}"
+        along = ("--world", "0", "--keys", "w*40 a*20 w*40", "--out", "drive")
+        words = ["drive", "--model", str(trained), *along] if is_causal else ["demo", "--model", str(trained)]
+        return shlex.join(["merope", *words])
     command, out = ("drive", "drive") if is_causal else ("generate", "clip.mp4")
-    words = [f"merope {command} --model", str(trained if is_pipeline else config.model.pretrained)]
+    words = [command, "--model", str(trained if is_pipeline else config.model.pretrained)]
     words += ["--branch", "none" if config.branch == "none" else str(trained / "branch")]
     if (trained / "transformer").exists() and not is_pipeline:
         words += ["--transformer", str(trained / "transformer")]
-    return " ".join((*words, f"--trajectory POSES --prompt TEXT --out {out}"))
+    return shlex.join(["merope", *words, "--trajectory", "POSES", "--prompt", "TEXT", "--out", out])
 
 
 def _train_vae(options: argparse.Namespace) -> int:
@@ -86,17 +91,19 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--transformer", help="one that was trained whole, in place of the model's")
     what.add_argument("--prompt", help="text of the clip; required if the model has a text encoder")
     what.add_argument("--negative-prompt", help="text to stay away from")
-    what.add_argument("--prefix", type=Path, help="video or folder of images whose first frames the clip continues")
+    what.add_argument(
+        "--prefix", type=user_path, help="video or folder of images whose first frames the clip continues"
+    )
     known = "or what the model's clips.json names"
     what.add_argument("--prefix-frames", type=int, help=f"how many of them; 4k + 1 for most VAEs (9, {known})")
     what.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=f"(288 512, {known})")
     what.add_argument("--frames", type=int, help=f"frames of the clip; 4k + 1 for most VAEs (49, {known})")
     what.add_argument("--fps", type=float, help=f"of the clip; paths with times are resampled to it (12, {known})")
-    what.add_argument("--out", type=Path, required=True, metavar="CLIP.mp4", help="other files are named after it")
+    what.add_argument("--out", type=user_path, required=True, metavar="CLIP.mp4", help="other files are named after it")
     cameras = parser.add_argument_group("cameras")
-    cameras.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
+    cameras.add_argument("--trajectory", type=user_path, required=True, help="pose file or folder (docs/formats.md)")
     lens = add_path_options(cameras)
-    lens.add_argument("--rig", type=Path, metavar="FILE", help="rig file: all its views go along the path")
+    lens.add_argument("--rig", type=user_path, metavar="FILE", help="rig file: all its views go along the path")
     how = parser.add_argument_group("how")
     how.add_argument("--steps", type=int, help="denoising steps: what the model was trained for, or 50")
     how.add_argument("--guidance", type=float, help="scale of text guidance (5, or 1 without a text encoder)")
@@ -110,7 +117,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 def add_config(parser: argparse.ArgumentParser, about: str, nargs: str | None = None) -> None:
     """A config file, and what is to be changed in it."""
-    parser.add_argument("config", type=Path, nargs=nargs, help=about)
+    parser.add_argument("config", type=user_path, nargs=nargs, help=about)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
 
 
@@ -151,7 +158,7 @@ def add_path_options(parser: argparse._ArgumentGroup) -> argparse._MutuallyExclu
     parser.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     parser.add_argument("--xi", type=float, default=0.0, help="with --fov: of a fisheye (0, a pinhole)")
     lens = parser.add_mutually_exclusive_group()
-    lens.add_argument("--lens", type=Path, metavar="FILE", help="pose file whose lens is used")
+    lens.add_argument("--lens", type=user_path, metavar="FILE", help="pose file whose lens is used")
     lens.add_argument("--fov", type=float, metavar="DEGREES", help="horizontal field of view of a centred lens")
     return lens
 
@@ -159,6 +166,11 @@ def add_path_options(parser: argparse._ArgumentGroup) -> argparse._MutuallyExclu
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What the user gave or left at its default, without what the parser keeps for itself."""
     return {name: value for name, value in vars(options).items() if name not in ("command", "run", "if_stopped")}
+
+
+def user_path(text: str) -> Path:
+    """A file or folder; the shell leaves the ~ of --out=~/run alone."""
+    return Path(os.path.expanduser(text))
 
 
 def seed(text: str) -> int:
@@ -191,7 +203,7 @@ def require_files(options: argparse.Namespace, *names: str) -> None:
     for name in names:
         given = getattr(options, name.removeprefix("--").replace("-", "_"))
         for path in given if isinstance(given, list) else [given]:
-            if path is not None and not path.expanduser().exists():
+            if path is not None and not path.exists():
                 raise invalid(name, "a file or folder that exists", path, "check the path")
 
 
@@ -217,7 +229,7 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="folder or hub id of a model in diffusers' layout")
     parser.add_argument("--branch", required=True, help="folder or hub id of a camera branch")
     parser.add_argument("--transformer", help="one that was trained whole, in place of the model's")
-    parser.add_argument("--trajectory", type=Path, required=True, help="pose file or folder (docs/formats.md)")
+    parser.add_argument("--trajectory", type=user_path, required=True, help="pose file or folder (docs/formats.md)")
     parser.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     parser.add_argument("--fov", type=float, metavar="DEGREES", help="of a centred lens, where the file has none")
     known = "or what the model's clips.json names"
@@ -228,7 +240,7 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=0, help="of the noise (0)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(bfloat16 on a GPU)")
     parser.add_argument("--device", help="such as cpu or cuda (cuda if there is one)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for analysis.json and pictures")
+    parser.add_argument("--out", type=user_path, required=True, help="folder for analysis.json and pictures")
     parser.epilog = "e.g. merope analyse --model M --branch B --trajectory path.json --out a"
     parser.set_defaults(run=_analyse)
 
@@ -248,7 +260,8 @@ def _analyse(options: argparse.Namespace) -> int:
     warn_of_idle_weights(model, branch, transformer)
     clip = {"height": 288, "width": 512, "frames": 49, "fps": 12.0} | clip_options(Path(model))
     height, width = options.size or (clip["height"], clip["width"])
-    frames, fps = options.frames or int(clip["frames"]), options.fps or clip["fps"]
+    frames = int(clip["frames"]) if options.frames is None else options.frames
+    fps = clip["fps"] if options.fps is None else options.fps
     lens = {"assume_metric": options.assume_metric, "fov_deg": options.fov}
     path = read_clip_path(PathSource(options.trajectory, frames, fps, int(height), int(width), **lens))
     assert path.lens is not None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merope.commands.models import key_and_value, require_files
+from merope.commands.models import key_and_value, require_files, user_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     keys.add_argument("--keys", required=True, help='such as "w*40 a*10 w*40", one step per frame (docs/formats.md)')
     keys.add_argument("--yaw-rate", type=float, default=15.0, metavar="DEGREES/S", help="of a and d (15)")
     convert = whats.add_parser("convert", help="write a pose file in another format")
-    convert.add_argument("path", type=Path, help="pose file or folder (docs/formats.md)")
+    convert.add_argument("path", type=user_path, help="pose file or folder (docs/formats.md)")
     convert.add_argument("--from", dest="source_format", metavar="FORMAT", help="where the content fits several")
     convert.add_argument(
         "--option", action="append", default=[], type=key_and_value, metavar="KEY=VALUE", help="of the format read"
@@ -58,7 +58,7 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     convert.add_argument("--assume-metric", action="store_true", help="the path is in metres, whatever its format says")
     convert.set_defaults(run=_convert)
     for what in (straight, turn, shift, stop, keys, convert):
-        what.add_argument("out", type=Path, help=".json, .txt (tum), .npy (panshot) or a folder (colmap)")
+        what.add_argument("out", type=user_path, help=".json, .txt (tum), .npy (panshot) or a folder (colmap)")
         what.add_argument("--format", metavar="FORMAT", help="another one of docs/formats.md")
         what.add_argument("--picture", action="store_true", help="also draw it from above, as OUT.birdseye.png")
     for word, what in whats.choices.items():

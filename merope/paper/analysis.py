@@ -169,6 +169,10 @@ class AnalyseConfig:
     trajectory: str | None = None  # where the cameras come from, for the record
     fps: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise invalid("steps", "at least 1", self.steps, "8 is the default")
+
 
 def analyse_model(config: AnalyseConfig, cameras: Cameras) -> dict[str, Analysis]:  # [RGB frames]
     """Sample a clip along these cameras and write analysis.json, amplitude.png and attention-mass.png.

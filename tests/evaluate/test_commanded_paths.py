@@ -80,9 +80,10 @@ def test_a_doubtful_path_is_measured_and_named(folder: Path) -> None:
 
 def test_the_folders_inside_a_data_set_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As `merope data synth --layout videos` writes it."""
-    write_path(tmp_path / "poses/a.json", curved_drive(FRAMES))
-    write_clip(tmp_path / "videos/a.mp4")
-    given = [f"--commanded={tmp_path}", f"--videos={tmp_path}", f"--out={tmp_path / 'out'}", "--workers=1"]
+    drives = tmp_path / "my drives"
+    write_path(drives / "poses/a.json", curved_drive(FRAMES))
+    write_clip(drives / "videos/a.mp4")
+    given = [f"--commanded={drives}", f"--videos={drives}", f"--out={tmp_path / 'out'}", "--workers=1"]
     assert main(["evaluate", *given]) == 2
     said = capsys.readouterr().err
-    assert f"pass the folders inside: --commanded {tmp_path}/poses, videos from {tmp_path}/videos" in said
+    assert f"pass the folders inside: --commanded '{drives}/poses', videos from '{drives}/videos'" in said

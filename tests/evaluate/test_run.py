@@ -205,6 +205,16 @@ def test_command_line_says_how_to_go_on(
     assert "run the same command to go on" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers_are_refused(
+    folder: Path, stand_in: Callable[..., StandIn], capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    stand_in()
+    given = [f"--commanded={folder / 'commanded'}", f"--videos={folder / 'videos'}", f"--out={folder / 'out'}"]
+    assert main(["evaluate", *given, "--estimator=stand-in", f"--workers={workers}"]) == 2
+    assert f"workers must be at least 1, got {workers}" in capsys.readouterr().err
+
+
 def test_a_clip_is_done_again_when_its_files_changed(folder: Path, stand_in: Callable[..., StandIn]) -> None:
     stand_in()
     run(folder)

@@ -98,6 +98,9 @@ class TestCommand:
         [
             ({"frames": 16}, "4k + 1"),
             ({"frames": 41}, "longer path"),
+            ({"frames": 0}, "frames must be at least 1, got 0"),
+            ({"fps": 0}, "fps must be positive and at most 1000, got 0"),
+            ({"steps": 0}, "steps must be at least 1, got 0"),
             ({"model": "missing/"}, "model"),
             ({"branch": "/nowhere"}, "nowhere"),
             ({"device": "abacus"}, "device must be one of torch's"),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -18,7 +19,8 @@ from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 
 from merope.adapters.attachment import attach, detach, load_branch
-from merope.cli import main
+from merope.cli import command_parser, main
+from merope.commands.models import _driving_command
 from merope.datasets.loader import Batch
 from merope.draw.progress import OVERWRITE
 from merope.formats.video import read_video
@@ -65,6 +67,20 @@ def test_from_a_config_to_a_trained_branch(
     assert load_branch(transformer, tmp_path / "trained" / "branch").config.encoding == "merope"
     assert not (tmp_path / "trained" / "transformer").exists()
     assert read_video(tmp_path / "samples" / "step-00000003.mp4", [0, 4], 256, 2 * 512 + 256).float().std() > 10
+
+
+def test_the_command_to_run_next_can_be_pasted_whatever_the_folders_are_called(tmp_path: Path) -> None:
+    trained = tmp_path / "my run" / "trained"
+    (trained / "transformer").mkdir(parents=True)
+    config = read_config(TrainConfig, Path("tiny"), ["model.pretrained=my models/wan"])
+    options = command_parser().parse_args(shlex.split(_driving_command(config, trained))[1:])
+    assert (options.command, options.model) == ("generate", "my models/wan")
+    assert (options.branch, options.transformer) == (f"{trained}/branch", f"{trained}/transformer")
+    (trained / "model_index.json").touch()
+    assert shlex.split(_driving_command(config, trained)) == ["merope", "demo", "--model", str(trained)]
+    causal = replace(config, objective=replace(config.objective, causal_block_frames=3))
+    options = command_parser().parse_args(shlex.split(_driving_command(causal, trained))[1:])
+    assert (options.command, options.model, options.keys) == ("drive", str(trained), "w*40 a*20 w*40")
 
 
 def test_a_checkpoint_is_exported_by_name(tiny_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
