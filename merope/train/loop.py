@@ -64,9 +64,11 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
     config.data.check_files()
     if config.run.sample_every:
         check_packages()
+    is_new = not out.exists()
     if ranks.is_first:  # before minutes of loading
         require_writable("run.out", out)
-        hold(out, held)
+        if not is_new:
+            hold(out, held)
     model = build_model(config, ranks.device, sharded=ranks.world_size > 1)
     stream = build_stream(config, model, ranks)
     if config.parallel.context > 1:
@@ -75,6 +77,8 @@ def _train(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
         parallel.shard_model(transformer, ranks, config.model.precision)
     optimisers = build_optimisers(config, model.learner)
     average = moving_average(config, model.learner)
+    if ranks.is_first and is_new:  # not before: a model that is refused leaves no folder
+        hold(out, held)
     done = resume(config, model, optimisers, average, stream)
     if ranks.is_first:
         replace_text(out / "config.json", json.dumps(asdict(config), default=str, indent=1))
