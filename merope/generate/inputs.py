@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -229,4 +230,5 @@ def warn_of_idle_weights(model: str, branch: str, transformer: str | None) -> No
     trained = Path(branch).parent / "transformer"
     is_models = Path(model).resolve() == trained.parent.resolve()
     if transformer is None and branch != NO_BRANCH and trained.is_dir() and not is_models:
-        say(f"warning: the model's own transformer runs, not the one trained with the branch; --transformer {trained}")
+        remedy = f"--transformer {quote(str(trained))}"
+        say(f"warning: the model's own transformer runs, not the one trained with the branch; {remedy}")
