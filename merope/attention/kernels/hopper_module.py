@@ -215,14 +215,19 @@ def _keep(file: Path, made: bytes) -> None:
 
 
 def _compiled(source: bytes) -> bytes:
+    return compiled_with_log(source)[0]
+
+
+def compiled_with_log(source: bytes, *more: bytes) -> tuple[bytes, str]:
+    """The code, and what the compiler said. more: options besides OPTIONS."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    options = (ctypes.c_char_p * len(OPTIONS))(*OPTIONS)
+    options = (ctypes.c_char_p * len(OPTIONS + more))(*OPTIONS, *more)
     _check("NVRTC", nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"hopper", 0, None, None))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = _bytes_of(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, size).rstrip(b"\0").decode()
     if failed:
-        log = _bytes_of(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, size).decode()
         raise RuntimeError(f"NVRTC could not compile the kernels for sm_90a (it needs CUDA 12 or newer): {log}")
-    return _bytes_of(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, size)
+    return _bytes_of(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, size), log
 
 
 def _nvrtc_version() -> tuple[int, int]:
@@ -241,8 +246,8 @@ def _bytes_of(
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """NVRTC of PyTorch's CUDA version: on the loader's path, or in the packages beside PyTorch."""
-    name = f"libnvrtc.so.{(torch.version.cuda or '').split('.')[0]}"
+    """NVRTC of PyTorch's CUDA version (any beside a PyTorch without CUDA): on the loader's path, or beside PyTorch."""
+    name = f"libnvrtc.so.{(torch.version.cuda or '[0-9]*').split('.')[0]}"
     beside = (Path(torch.__file__).parents[1] / "nvidia").glob(f"*/lib/{name}")
     with suppress(OSError):
         return ctypes.CDLL(name)
