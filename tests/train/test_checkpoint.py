@@ -25,7 +25,7 @@ from merope.train.config import TrainConfig
 from merope.train.loop import export_checkpoint, train
 from merope.train.toml_config import read_config
 from tests.train.ranks import run_ranks
-from tests.train.tiny_runs import SMALLER, TINY, tiny_config
+from tests.train.tiny_runs import SMALLER, TINY, losses, tiny_config
 
 OLD = Path(__file__).parents[1] / "data" / "written-by-0.1.0" / "train"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -39,10 +39,6 @@ class Attack:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.file,)
-
-
-def losses(out: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

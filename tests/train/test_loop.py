@@ -6,8 +6,6 @@ That it learns is seen in tests/test_readme.py, where a whole run is made.
 import json
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 
 from merope.adapters.attachment import load_branch
@@ -32,11 +29,7 @@ from merope.train.optimisers import build_optimisers, learning_rate, moving_aver
 from merope.train.parallel import Ranks
 from merope.train.streams import Examples, WorldStream
 from tests.train.ranks import clean_process
-from tests.train.tiny_runs import tiny_config
-
-
-def losses(out: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+from tests.train.tiny_runs import losses, tiny_config
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -62,40 +55,6 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
     train(replace(parts, run=replace(parts.run, steps=6)))
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert_equal_weights(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-
-
-def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "run.steps=1"))
-    with pytest.raises(ValueError, match=r"optimiser.*0.001.*0.5"):
-        train(tiny_config(tmp_path, "run.steps=2", "optimiser.learning_rate=0.5"))
-    assert len(losses(tmp_path)) == 1
-
-
-def test_the_folder_of_a_run_under_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would cut the other's log, and delete the checkpoint that the other is writing."""
-    train(tiny_config(tmp_path, "run.steps=1"))
-    with FileLock(tmp_path / "run.lock"), monkeypatch.context() as patched:
-        patched.setattr(loop, "build_model", no_model)  # it may take minutes
-        with pytest.raises(ValueError, match="that no other run is writing to"):
-            train(tiny_config(tmp_path, "run.steps=2"))
-    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
-    train(tiny_config(tmp_path, "run.steps=2"))
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "build_model", no_model)
-    with pytest.raises(ValueError, match=r"run\.out must be in a folder that can be written to, got /proc/x"):
-        train(tiny_config(Path("/proc/x"), "run.steps=1"))
-
-
-def no_model(*_: object, **__: object) -> None:
-    raise AssertionError("a model is built")
-
-
-def test_fewer_steps_than_are_done_are_refused(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "run.steps=2"))
-    with pytest.raises(ValueError, match=r"run\.steps.*at least the 2"):
-        train(tiny_config(tmp_path, "run.steps=1"))
 
 
 def test_ctrl_c_ends_after_the_step_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,50 +281,6 @@ def test_more_ranks_are_told_the_micro_batch_with_which_the_run_goes_on(tmp_path
     check_shares(replace(config, run=replace(config.run, micro_batch=2)), data_ranks=2)
     with pytest.raises(ValueError, match=r"run\.batch_size .* got 4; use 12"):  # no micro-batch divides by 3
         check_shares(config, data_ranks=3)
-
-
-def test_the_handlers_of_signals_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with loop.stop_requests() as wanted:
-        assert not wanted()
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        deadline = time.monotonic() + 5
-        while not wanted() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert wanted()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_who_listened_to_signals_before_hears_of_them_too() -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        with loop.stop_requests() as wanted:
-            signal.raise_signal(signal.SIGINT)  # Python's own handler would end the program, and is not called
-            assert wanted()
-            signal.raise_signal(signal.SIGTERM)
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert heard == [signal.SIGTERM]
-
-
-def test_a_listener_that_ends_the_program_waits_for_the_checkpoint() -> None:
-    done = []
-
-    def stopped() -> None:
-        with loop.stop_requests() as wanted:
-            signal.raise_signal(signal.SIGTERM)
-            done.append(wanted())
-
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
-    try:
-        with pytest.raises(SystemExit):
-            stopped()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert done == [True]
 
 
 def test_the_learning_rate_rises_stays_and_falls(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Training runs that take a second: the tiny config made smaller still."""
 
+import json
 from pathlib import Path
 
 from merope.train.config import TrainConfig
@@ -27,3 +28,8 @@ SMALLER = (
 def tiny_config(out: Path, *changes: str) -> TrainConfig:
     """A model of 48 channels on clips of 4 frames with 2 × 3 tokens, four clips a step, one at a time."""
     return read_config(TrainConfig, TINY, [*SMALLER, f"run.out={out}", *changes])
+
+
+def losses(out: Path) -> list[float]:
+    """Of every step that the log of a run has."""
+    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
