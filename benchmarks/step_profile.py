@@ -34,7 +34,7 @@ from merope.train.toml_config import read_config
 from merope.world.clips import WorldClips
 
 KINDS = {
-    "attention": ("attend", "gradients_", "sdpa", "flash", "fmha", "pack_", "bound_and", "finish_queries"),
+    "attention": ("attend", "gradients_", "sdpa", "flash", "fmha", "pack_", "bound_and", "finish_"),
     "products": ("gemm", "cutlass", "nvjet", "addmm", "bmm"),
     "fused by the compiler": ("triton_",),
     "optimiser and averages": ("multi_tensor", "foreach", "fused_adam"),

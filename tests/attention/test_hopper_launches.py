@@ -2,11 +2,14 @@
 
 import ctypes
 import math
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from merope.attention.kernels import hopper, hopper_module, hopper_tables
@@ -14,6 +17,8 @@ from merope.attention.plan import AttentionPlan
 from merope.encodings.merope import MeRoPE
 from merope.geometry.cameras import Cameras
 from tests.scenes import PINHOLE, random_poses
+
+SOURCE = hopper_module.kernel_source(phases=False, visible=False)
 
 
 class Recorder:
@@ -130,6 +135,61 @@ def test_backward_kernels_are_given_what_their_fields_name(launches: dict) -> No
         sizes = (params.heads, params.cameras, params.tokens_per_camera, params.padded_rows, params.queries)
         assert sizes == (3, 2, 135, 192, 270)
     assert work.scale == finish.scale == pytest.approx(128**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "cameras", "cut"),
+    [
+        (1284, 31, (1188, 4)),
+        (1536, 21, (1452, 3)),
+        (720, 13, (660, 2)),
+        (45, 13, (0, 8)),
+        (432, 64, (396, 7)),
+        (864, 128, (792, 7)),
+        (1320, 31, (1320, 1)),
+        (263, 31, (263, 1)),
+    ],
+)
+def test_tiles_of_keys_are_cut_where_the_last_wave_is_not_full(tiles: int, cameras: int, cut: tuple[int, int]) -> None:
+    assert hopper.cut_tiles(tiles, cameras, 132) == cut
+
+
+@given(st.integers(1, 2000), st.integers(1, 130), st.integers(1, 200))
+def test_cut_tiles_are_walked_over_once_and_never_slower(tiles: int, cameras: int, at_once: int) -> None:
+    whole, pieces = hopper.cut_tiles(tiles, cameras, at_once)
+    assert 1 <= pieces <= cameras
+    assert tiles - whole < at_once
+
+    def time(cut: int, pieces: int) -> float:
+        return math.ceil(cut * pieces / at_once) * (1 / pieces + hopper.PIECE_COST)
+
+    assert time(whole, 1) + time(tiles - whole, pieces) <= time(tiles, 1) + 1e-9
+    turns = [turn for piece in range(pieces) for turn in turns_of(piece, cameras, pieces)]
+    assert turns == list(range(cameras))
+
+
+def turns_of(piece: int, cameras: int, pieces: int) -> range:
+    """What the kernel says."""
+    names = {"piece": piece, "cameras": cameras, "pieces": pieces}
+    for name in ("first_turn", "turns"):
+        (expression,) = re.findall(rf"^        {name} = (.*);", SOURCE, re.MULTILINE)
+        names[name] = eval(expression.replace("p.", "").replace("/", "//"), {}, names)
+    return range(names["first_turn"], names["first_turn"] + names["turns"])
+
+
+def test_cut_tiles_have_a_block_for_each_piece(launches: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, tables, (q, k, v) = case()
+    grad, out = torch.randn(2, 2, 270, 3, 128).bfloat16().unbind(0)
+    arguments = (grad, q, k, v, out, torch.randn(2, 3, 270), tables.tensors(), plan.query_cameras)
+    hopper._backward(*arguments)
+    assert "finish_keys_bf16" not in launches  # one tile at once: no wave is incomplete
+    monkeypatch.setattr(hopper, "multiprocessors", lambda _device: 5)
+    hopper._backward(*arguments)
+    grid, _, _, work = launches["gradients_bf16"]
+    assert (grid, work.whole_tiles, work.pieces) == ((10 + 2 * 2, 1, 1), 10, 2)
+    grid, threads, _, finish = launches["finish_keys_bf16"]
+    assert (grid, threads) == ((2 * 128 * 16 // 256, 1, 1), 256)
+    assert finish.key_sums == work.key_sums
 
 
 @pytest.mark.parametrize("others", [None, 0.25, 4.0])

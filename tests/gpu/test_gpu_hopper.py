@@ -126,6 +126,20 @@ def test_batches_and_heads(encoding: MeRoPE, clips: int, heads: int) -> None:
     assert_accurate(errors_of(plan, torch.bfloat16, heads=heads), against_plain=True)
 
 
+@pytest.mark.parametrize(("at_once", "cut"), [(8, (8, 2)), (1000, (0, 5))], ids=["the last tiles", "all tiles"])
+def test_tiles_of_keys_that_are_cut(
+    encoding: MeRoPE, monkeypatch: pytest.MonkeyPatch, at_once: int, cut: tuple[int, int]
+) -> None:
+    plan = encoding.plan(driving_cameras(2, 5), (5, 9))
+    assert hopper.cut_tiles(2 * 3 * 2, plan.query_cameras, at_once) == cut
+    *inputs, gradient = random_inputs(plan, torch.bfloat16, heads=3)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda _device: 1)  # no tile is left over
+    whole = results(under(plan, "fused"), inputs, gradient)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda _device: at_once)
+    for a, b in zip(results(under(plan, "fused"), inputs, gradient), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.usefixtures("_either_kernel")
 def test_one_plan_for_several_samples(encoding: MeRoPE) -> None:
     plan = encoding.plan(Cameras(random_poses(3), LENS).to(DEVICE), (5, 9))

@@ -18,6 +18,8 @@ HERE = Path(__file__).parent
 KERNELS = Path(hopper_module.__file__).parent
 INSTRUCTIONS = "hopper_instructions.cuh"
 """The one source that is not compiled: kernels.cpp has what it has, in C++."""
+MULTIPROCESSORS = 4
+"""So many it is said to have: tiles of keys are then cut in most tests."""
 COMPILE = ("g++", "-std=c++17", "-march=native", "-fno-strict-aliasing", "-fPIC", "-w", "-O2")
 
 
@@ -95,6 +97,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that fit take these kernels, on the CPU."""
     _register()
     monkeypatch.setattr(hopper, "module", module)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda _device: MULTIPROCESSORS)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     monkeypatch.setattr(fused, "_is_hopper", lambda q: True)
     monkeypatch.setattr(fused, "_can_build", lambda phases, visible: True)

@@ -160,6 +160,7 @@ extern "C" const char* launch_kernel(
     LAUNCH_EITHER(bound_and_pack);
     LAUNCH_EITHER(pack_queries);
     LAUNCH_EITHER(gradients);
+    LAUNCH_EITHER(finish_keys);
     LAUNCH_EITHER(finish_queries);
     return "there is no such kernel";
 }

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from merope.attention.kernels.prepared import PreparedPlan
-from merope.attention.kernels.support import bytes_per_camera
+from merope.attention.kernels.support import bytes_per_camera, multiprocessors
 from merope.attention.visible_cameras import Run
 
 QUERY_TILE = 128
@@ -64,13 +63,13 @@ def _chunks_of(
     seen = k[:, :, : sum(each.stop - each.start for each in keys)]
     in_place = maps.groups == 1 and maps.plain_values
     most = max(1, budget // bytes_per_camera(seen, maps.width, backward, parts, in_place))
-    tiles = heads * math.ceil(maps.tokens_per_group / QUERY_TILE)
+    tiles, processors = heads * math.ceil(maps.tokens_per_group / QUERY_TILE), multiprocessors(k.device)
     if most >= len(cameras):
-        step = chunk_size(batch, most // len(cameras), tiles * len(cameras), _processors(k))
+        step = chunk_size(batch, most // len(cameras), tiles * len(cameras), processors)
         for start in range(0, batch, step):
             yield Chunk(slice(start, min(start + step, batch)), cameras, keys, parts)
         return
-    step = chunk_size(len(cameras), most, tiles, _processors(k))
+    step = chunk_size(len(cameras), most, tiles, processors)
     for sample in range(batch):
         for start in range(0, len(cameras), step):
             yield Chunk(slice(sample, sample + 1), cameras[start : start + step], keys, parts)
@@ -84,7 +83,3 @@ def chunk_size(total: int, most: int, tiles_each: int, processors: int) -> int:
         return full * math.ceil(size * tiles_each / processors) + math.ceil(rest * tiles_each / processors)
 
     return min(range(1, min(total, most) + 1), key=lambda size: (waves(size), -size))
-
-
-def _processors(x: Tensor) -> int:
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1

@@ -21,6 +21,7 @@ from merope.attention.kernels.hopper_module import (
 )
 from merope.attention.kernels.hopper_tables import HopperTables
 from merope.attention.kernels.hopper_visible import TILE
+from merope.attention.kernels.support import multiprocessors
 
 SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 SCALE = 1 / math.sqrt(128)
@@ -32,6 +33,10 @@ PARTS = 32
 """Parts of a head's tokens of which blocks of threads find the largest norms."""
 FILLING_BLOCKS = 1024
 """Blocks of 256 threads that a GPU with 132 multiprocessors needs to hide the latency of its memory."""
+MOST_PIECES = 8
+"""Of a tile of keys in the backward pass."""
+PIECE_COST = 0.02
+"""What a piece costs beside its walk over query cameras, in walks over all of them."""
 ROWS, WIDE_ROWS = TILE, 144
 """Queries of a tile of the forward pass: of `attend`, and of `attend_wide`."""
 SHARED_BYTES = 1024 + 7 * 32768 + 256  # alignment; queries and three stages of keys and values; barriers
@@ -118,6 +123,21 @@ def _bound_and_pack(grad: Tensor, k: Tensor, v: Tensor, part_bounds: Tensor, pac
     module(k.device.index, t.phases, t.visible).launch(f"bound_and_pack_{SUFFIX[k.dtype]}", grid, 256, 0, params)
 
 
+def cut_tiles(tiles: int, cameras: int, at_once: int) -> tuple[int, int]:
+    """How many tiles of keys of the backward pass are walked over as a whole, and in how many pieces each other one is.
+
+    tiles: of all samples' heads; the GPU works on `at_once` of them.
+    Those of the last, incomplete wave are cut: a piece walks over a part of the query cameras.
+    """
+    rest = tiles % at_once
+
+    def time(pieces: int) -> float:  # of the last wave, in walks over all cameras
+        return math.ceil(rest * pieces / at_once) * (1 / pieces + PIECE_COST)
+
+    pieces = min(range(1, min(MOST_PIECES, cameras) + 1), key=time)
+    return (tiles - rest, pieces) if pieces > 1 else (tiles, 1)
+
+
 _attend = torch.library.custom_op("merope::attend_hopper", _forward, mutates_args=(), device_types="cuda")
 
 
@@ -150,6 +170,9 @@ def _backward(
     part_bounds, bounds = lse.new_empty((batch * heads, PARTS, 2)), lse.new_empty((batch * heads, 2))
     row_numbers = lse.new_empty((batch * heads, rows, 2))
     sums = lse.new_empty((batch * heads, rows // STEP, 2, 8, 128, 4))
+    tiles = batch * heads * padded // TILE
+    whole, pieces = (tiles, 1) if t.visible else cut_tiles(tiles, cameras, multiprocessors(q.device))
+    key_sums = lse.new_zeros((tiles - whole, 2, 2, 2, 8, 128, 4))
     by_query = [x.data_ptr() for x in (t.query_disparity, t.query_rotation, t.query_native)]
     by_camera = [x.data_ptr() for x in (t.key_views, t.phasors, t.key_camera)]
     pack = PackQueryParams(
@@ -162,7 +185,7 @@ def _backward(
         *(packed_queries[0].data_ptr(), packed_queries[1].data_ptr(), row_numbers.data_ptr(), bounds.data_ptr()),
         *(sums.data_ptr(), t.key_rotation.data_ptr(), t.key_native.data_ptr(), *by_camera, own_tables),
         *(heads, cameras, padded_rows, keys, padded, t.phasors.shape[2], SCALE),
-        *(t.seen_keys.data_ptr(), t.walks.data_ptr()),
+        *(t.seen_keys.data_ptr(), t.walks.data_ptr(), key_sums.data_ptr(), whole, pieces),
     )
     finish = FinishParams(
         *(tokens(grad_q.transpose(1, 2)), sums.data_ptr(), bounds.data_ptr(), *by_query, own_tables),
@@ -175,8 +198,10 @@ def _backward(
         if other_norms is not None:  # a head's bound is the largest of its parts
             part_bounds[:, 0, 1] = torch.maximum(part_bounds[:, 0, 1], other_norms.flatten())
         kernels.launch(f"pack_queries_{suffix}", _token_grid(rows, batch, heads), 256, 0, pack)
-        grid = (batch * heads * padded // TILE, 1, 1)
+        grid = (whole + (tiles - whole) * pieces, 1, 1)
         kernels.launch(f"gradients_{suffix}", grid, 384, GRAD_SHARED_BYTES, gradients)
+        if tiles > whole:
+            kernels.launch(f"finish_keys_{suffix}", ((tiles - whole) * TILE // 16, 1, 1), 256, 0, gradients)
         kernels.launch(f"finish_queries_{suffix}", _token_grid(queries, batch, heads), 256, 0, finish)
     return grad_q, grad_k, grad_v
 

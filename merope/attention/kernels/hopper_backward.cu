@@ -1,17 +1,16 @@
 // Gradients of MeRoPE's attention. `bound_and_pack` finds how large a head's numbers are, it and `pack_queries` apply
 // what factors per token and lay out operands, `gradients` does the work, `finish_queries` takes the queries' gradients
-// out of their layout.
+// out of their layout, `finish_keys` those of keys that blocks of threads share.
 //
 // A block of 128 keys walks over all queries of its head, camera by camera, 64 queries a step. When the camera changes,
 // its keys and values are turned anew from the packed ones (in shared memory, too), and so are the sums of their
 // gradients, in registers: these are always in the view of the current camera. Gradients of queries are added up in
-// memory by bulk reductions.
+// memory by bulk reductions. Blocks of a last wave share tiles: each has some of a tile's cameras (KeyPiece).
 // Three warpgroups: 0 and 1 own 64 keys each; one thread of 2 copies queries and output gradients to shared memory.
 // Operands are in half precision, and queries, keys and values bit for bit those of the forward pass, in another order
 // of channels (sum_place): scores computed anew then agree with its log-sum-exp but for float32's rounding of a sum.
 // Output gradients get half precision's range by a scale of their head (HeadScales in hopper_grad_rows.cu).
 
-constexpr u32 kStepBytes = 64 * 256;  // 64 queries, or what belongs to them
 constexpr u32 kStepHalf = kStepBytes / 2;
 constexpr u32 kGradKeys = 0;
 constexpr u32 kGradValues = kTileBytes;
@@ -23,28 +22,6 @@ constexpr u32 kPacked = kStepSums + 2 * kStepBytes;             // half 0 of key
 constexpr u32 kStepRows = kPacked + 2 * kHalfBytes;             // two stages of 64 float2
 constexpr u32 kErrorScale = kStepRows + 2 * 512;                // of the head: not in a register, they are all taken
 constexpr u32 kStepBarriers = kErrorScale + 8;
-
-struct GradParams {
-    Tokens grad_k, grad_v;
-    const u16* packed_k;       // [batch * heads, 2 halves, padded keys, 64]
-    const u16* packed_v;
-    const u16* packed_q;
-    const u16* packed_grad;
-    const float2* rows;
-    const float2* bounds;
-    float* sums;               // [batch * heads, cameras * padded rows / 64, 2 halves, 8, 128, 4], zeros before
-    const float* rotation;     // of keys [tables, keys, 9]; not read with direction phases
-    const float* native;       // of keys [tables, keys, 16, 2]
-    const u32* key_views;
-    const uint4* phasors;
-    const int* key_camera;
-    i64 tables_per_sample;
-    int heads, cameras, padded_rows, keys, padded_keys, key_cameras;
-    float scale;
-    const int4* seen;          // as of AttendParams
-    const int* walks;          // [padded keys / 128, 3 + cameras]: a tile of keys, how many cameras see keys of it,
-                               // these cameras, the first of them again; tiles that most cameras see first; kVisible
-};
 
 // ---- tensor cores -------------------------------------------------------------------------------------------------
 
@@ -81,9 +58,9 @@ __device__ __forceinline__ CameraTables camera_tables(const GradParams& p, i64 t
 // ---- over the queries ---------------------------------------------------------------------------------------------
 
 struct Walk {  // every block of keys starts with another camera, so that they add to different gradients of queries
-    int steps_per_camera, cameras, first_camera;
+    int steps_per_camera, turns, first_camera, cameras;  // of `cameras`, this block has so many turns
     const int* seen_by;  // the cameras, with kVisible
-    __device__ __forceinline__ int steps() const { return steps_per_camera * cameras; }
+    __device__ __forceinline__ int steps() const { return steps_per_camera * turns; }
     __device__ __forceinline__ int camera(int step) const {
         const int turn = step / steps_per_camera;
         return kVisible ? __ldg(seen_by + turn) : (first_camera + turn) % cameras;
@@ -105,7 +82,7 @@ __device__ __forceinline__ void copy_steps(
     copy_bulk(base + kPacked + kHalfBytes, p.packed_v + half, kHalfBytes, barriers + 8 * kTileHere);
     copy_bulk(base + kGradKeys + kHalfBytes, p.packed_k + other, kHalfBytes, barriers + 8 * kTileHere);
     copy_bulk(base + kGradValues + kHalfBytes, p.packed_v + other, kHalfBytes, barriers + 8 * kTileHere);
-    const i64 tables = (int)pair / p.heads * p.tables_per_sample;  // a 64-bit division takes too many registers
+    const int tables = (int)pair / p.heads * (int)p.tables_per_sample;  // a 64-bit division takes too many registers
     for (int step = 0; step < walk.steps(); ++step) {
         const int stage = step & 1;
         const u32 parity = (step / 2 - 1) & 1;
@@ -128,42 +105,6 @@ __device__ __forceinline__ void copy_steps(
         const CameraTables next = camera_tables(p, tables, next_camera, tile);
         prefetch_bulk(next.key_views, kViewWords * kKeys * 4);
         prefetch_bulk(next.phasors, p.key_cameras * 48);
-    }
-}
-
-template <bool kBf16>
-__device__ __forceinline__ void store_key_sums(
-    const GradParams& p, const Tokens& to, const float (&d)[64], float factor, float* staged, int sample, int head,
-    int first_key, int group, int thread
-) {
-    const int lane = thread & 31;
-    u16* out = to.data + sample * to.batch + head * to.head;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        named_sync<128>(3 + group);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const int r = i % 2, at = 32 * half + 2 * i;
-            *(float2*)(staged + (thread / 32 * 16 + lane / 4 + 8 * r) * 64 + 8 * (i / 2) + 2 * (lane & 3)) =
-                make_float2(d[at] * factor, d[at + 1] * factor);
-        }
-        named_sync<128>(3 + group);
-        const Chunk<false> chunk(half, thread & 7);
-#pragma unroll 1
-        for (int row = thread / 8; row < 64 && first_key + row < p.keys; row += 16) {
-            const int key = first_key + row;
-            const i64 at = sample * p.tables_per_sample * p.keys + key;
-            const TokenTurn<false> turn(chunk, key_operator(p, half, at), p.native + at * 32, true);
-            float x[8];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 two = *(const float2*)(staged + row * 64 + 2 * sum_place(half, chunk.c, i));
-                x[2 * i] = two.x, x[2 * i + 1] = two.y;
-            }
-            if (!half && chunk.c < 6) x[4] = -x[4], x[5] = -x[5];  // see reflect
-            turn.apply(x, chunk);
-            chunk.scatter(out + key * to.token, narrowed<kBf16>(x));
-        }
     }
 }
 
@@ -191,7 +132,7 @@ __device__ __forceinline__ void walk_queries(
 ) {
     const u32 base = shared_address(shared);
     const int lane = thread & 31;
-    const i64 tables = pair / p.heads * p.tables_per_sample;
+    const int tables = (int)pair / p.heads * (int)p.tables_per_sample;
     const float scale_log2 = p.scale * kLog2E;
     const int rows[2] = {group * 64 + thread / 32 * 16 + lane / 4, group * 64 + thread / 32 * 16 + lane / 4 + 8};
     auto camera_of = [&](int row) { return __ldg(p.key_camera + tile * kKeys + row); };
@@ -229,11 +170,11 @@ __device__ __forceinline__ void walk_queries(
     barrier_wait(barriers + 8 * kTileHere, 0);
     int step = 0;
 #pragma unroll 1
-    for (int turn = 0; turn < walk.cameras; ++turn) {
+    for (int turns_left = walk.turns; turns_left > 0; --turns_left) {
         const int camera = walk.camera(step);
         const CameraTables view = camera_tables(p, tables, camera, tile);
         const u32 unseen = kVisible ? unseen_rows(__ldg(p.seen + camera), tile * kKeys, rows) : 0;
-        if (turn) {
+        if (step) {
             const CameraTables last_view = camera_tables(p, tables, walk.camera(step - 1), tile);
             SumTurns<2> turns;
             turns.load(0, last_view, rows, row_cameras, lane & 3);
@@ -247,7 +188,7 @@ __device__ __forceinline__ void walk_queries(
         turned.store(tile_row(0), thread & 7);
         if (kPhases) {
             load_directions(camera);
-            if (turn) {
+            if (step) {
                 DirectionSumTurns<2> turns;
                 turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, lane & 3);
                 turns.load(1, view, rows, lane & 3);
@@ -322,15 +263,7 @@ __device__ __forceinline__ void walk_queries(
             issue_products(s, own_keys, base + kStepQueries + (stage ^ 1) * kStepBytes);
             wgmma_wait<1>();
             pin(dq);
-            if (thread == 0) wait_until_added_are_read();
-            named_sync<128>(3 + group);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float4 four = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-                *(float4*)(own_sums + (i * 128 + thread) * 16) = four;
-            }
-            fence_async_proxy();
-            named_sync<128>(3 + group);
+            stage_sums(dq, 0, own_sums, group, thread);
             if (thread == 0) {
                 const int all_steps = p.cameras * p.padded_rows / 64;
                 const int place = kVisible ? (camera + 1) * walk.steps_per_camera - left : walk.place(step);
@@ -353,6 +286,11 @@ __device__ __forceinline__ void walk_queries(
         direction_turns.load(0, camera_tables(p, tables, walk.camera(step - 1), tile), rows, lane & 3);
         direction_turns.apply(dk, dv, {-1.f}, lane & 3);
     }
+    const int cut_tile = (int)pair * (p.padded_keys / kKeys) + tile - p.whole_tiles;
+    if (!kVisible && cut_tile >= 0) {
+        const u32 staged_at = base + kStepSums + group * kStepBytes;
+        return add_key_sums(p, dk, dv, cut_tile, own_sums, staged_at, group, thread);
+    }
     if (thread == 0) wait_until_added();
     const int sample = pair / p.heads, head = pair % p.heads, first_key = tile * kKeys + group * 64;
     const HeadScales scales(__ldg(p.bounds + pair));
@@ -365,11 +303,13 @@ template <bool kBf16> __device__ __forceinline__ void gradients(const GradParams
     extern __shared__ char dynamic[];
     char* shared = dynamic + (0u - shared_address(dynamic) & 1023u);
     const u32 base = shared_address(shared), barriers = base + kStepBarriers;
-    const int tiles = p.padded_keys / kKeys, index = blockIdx.x % tiles;
-    const i64 pair = blockIdx.x / tiles;
+    const KeyPiece piece(p);
+    const int tiles = p.padded_keys / kKeys, index = piece.tile % tiles;
+    const i64 pair = piece.tile / tiles;
     const int* seen_by = p.walks + index * (3 + p.cameras);
-    const int tile = kVisible ? __ldg(seen_by) : index, cameras = kVisible ? __ldg(seen_by + 1) : p.cameras;
-    const Walk walk{p.padded_rows / 64, cameras, kVisible ? 0 : tile % cameras, seen_by + 2};
+    const int tile = kVisible ? __ldg(seen_by) : index, turns = kVisible ? __ldg(seen_by + 1) : piece.turns;
+    const int first_camera = kVisible ? 0 : (tile + piece.first_turn) % p.cameras;
+    const Walk walk{p.padded_rows / 64, turns, first_camera, p.cameras, seen_by + 2};
     if (threadIdx.x == 0) {
         for (int i = 0; i < 4; ++i) barrier_init(barriers + 8 * i, 1), barrier_init(barriers + 8 * (4 + i), 8);
         barrier_init(barriers + 8 * kTileHere, 1);

@@ -174,6 +174,21 @@ template <bool kBf16> __device__ void pack_queries(const PackQueryParams& p) {  
     }
 }
 
+// A row's chunk of 64 rows' sums, which lie as the tensor cores left them: thread, then element (see the softmax of
+// hopper_forward.cu).
+__device__ __forceinline__ void load_sums(
+    float (&x)[8], const float* sums, const Chunk<false>& chunk, int row, float factor
+) {
+    const int thread = row / 16 * 32 + row % 8 * 4;
+    const float* from = sums + thread * 4 + (row / 8 & 1) * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int place = sum_place(chunk.half, chunk.c, i);
+        const float2 two = *(const float2*)(from + place / 4 * 512 + place % 4 * 4);
+        x[2 * i] = factor * two.x, x[2 * i + 1] = factor * two.y;
+    }
+}
+
 template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int token = index / 16, sample = blockIdx.y, all = p.cameras * p.padded_rows;
@@ -182,20 +197,11 @@ template <bool kBf16> __device__ void finish_queries(const FinishParams& p) {
     const int row = token / p.tokens_per_camera * p.padded_rows + token % p.tokens_per_camera;
     const i64 at = sample * p.tables_per_sample * p.queries + token;
     const TokenTurn<false> turn(chunk, query_operator(p, chunk, at), p.native + at * 32, false);
-    // Sums lie as the tensor cores left them: thread, then element (see the softmax of hopper_forward.cu).
-    const int r = row % 64, thread = r / 16 * 32 + r % 8 * 4;
     for (int head = blockIdx.z; head < p.heads; head += gridDim.z) {
         const i64 pair = (i64)sample * p.heads + head;
-        const float* from = p.sums + ((pair * (all / 64) + row / 64) * 2 + chunk.half) * 4096
-                            + thread * 4 + (r / 8 & 1) * 2;
-        const float factor = HeadScales(__ldg(p.bounds + pair)).undo_errors(p.scale);
+        const float* sums = p.sums + ((pair * (all / 64) + row / 64) * 2 + chunk.half) * 4096;
         float x[8];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int place = sum_place(chunk.half, chunk.c, i);
-            const float2 two = *(const float2*)(from + place / 4 * 512 + place % 4 * 4);
-            x[2 * i] = factor * two.x, x[2 * i + 1] = factor * two.y;
-        }
+        load_sums(x, sums, chunk, row % 64, HeadScales(__ldg(p.bounds + pair)).undo_errors(p.scale));
         turn.apply(x, chunk);
         u16* to = p.grad_q.data + sample * p.grad_q.batch + head * p.grad_q.head + token * p.grad_q.token;
         chunk.scatter(to, narrowed<kBf16>(x));

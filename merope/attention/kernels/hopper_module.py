@@ -27,6 +27,7 @@ SOURCES = (
     "hopper_wide.cu",
     "hopper_grad_rows.cu",
     "hopper_grad_views.cuh",
+    "hopper_grad_keys.cuh",
     "hopper_backward.cu",
 )
 """In the order in which they are compiled as one text."""
@@ -111,7 +112,8 @@ class GradParams(ctypes.Structure):
         ("tables_per_sample", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("heads", "cameras", "padded_rows", "keys", "padded_keys", "key_cameras")),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("seen", "walks")),
+        *((name, ctypes.c_void_p) for name in ("seen", "walks", "key_sums")),
+        *((name, ctypes.c_int) for name in ("whole_tiles", "pieces")),
     ]
 
 

@@ -99,6 +99,11 @@ def bytes_per_camera_of(plan: AttentionPlan, k: Tensor, backward: bool) -> int:
     return bytes_per_camera(k, carried_width(plan), backward, runs_in_parts(plan), in_place)
 
 
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 of the CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
 def runs_in_parts(plan: AttentionPlan) -> tuple[Run, ...]:
     """The runs of a plan if queries for which keys are the same see different ones: all, or those without a camera."""
     if plan.visible_keys is None or (plan.groups > 1 and plan.cameraless_queries.numel() == 0):
