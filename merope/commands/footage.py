@@ -87,14 +87,14 @@ def _from_videos(options: argparse.Namespace) -> int:
 
 
 def _lens(options: argparse.Namespace) -> "Lens | None":
-    """The lens that was given. Its own size does not matter: a field of view is that of any size."""
+    """The lens that was given. A field of view is that of the first video; all have to be like it."""
+    from merope.datasets.from_videos import size_of_videos
     from merope.errors import invalid
     from merope.formats import read
     from merope.generate.camera_path import lens_of_fov
 
     if options.fov is not None:
-        height, width = options.size
-        return lens_of_fov(options.fov, 0.0, width, height)
+        return lens_of_fov(options.fov, 0.0, *size_of_videos(options.videos))
     if options.lens is None:
         return None
     lens = read(options.lens).lens

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merope.errors import invalid
-from merope.formats.video import decoded_frames, rate_and_size
+from merope.formats.video import frames_at, rate_and_size
 
 SCALES = ("speed_m_s", "speed_logs", "camera_height_m")
 """What may give metres, one at a time."""
@@ -59,7 +59,7 @@ class Piece:
 
 
 def pieces(file: Path, settings: FromVideos) -> Iterator[Piece]:
-    """The frames nearest to the wanted rate, some at a time. The last piece of a video may be short."""
+    """The frames nearest to the wanted times, some at a time. The last piece of a video may be short."""
     rate_hz, width, height = rate_and_size(file)
     if settings.fps > rate_hz * 1.01:
         fix = f"ask for --fps {rate_hz:g}, or leave the video out"
@@ -68,9 +68,7 @@ def pieces(file: Path, settings: FromVideos) -> Iterator[Piece]:
     size = (2 * round(height * shrink / 2), 2 * round(width * shrink / 2))
     frames: list[Tensor] = []
     taken = 0
-    for index, frame in enumerate(decoded_frames(file, *size)):
-        if index < round(taken * max(rate_hz / settings.fps, 1.0)):
-            continue
+    for frame in frames_at(file, min(settings.fps, rate_hz), *size):
         frames.append(frame)
         taken += 1
         if len(frames) == settings.piece_frames:

@@ -16,6 +16,7 @@ ends no run: the record says so, and the next run tries again.
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby, islice
 from pathlib import Path
@@ -28,15 +29,15 @@ from torch.nn.functional import interpolate
 
 from merope.curation.path_tables import PathTable, curate_table
 from merope.datasets.footage_pieces import FromVideos, Piece, pieces
-from merope.datasets.metric_scale import height_above_road, logged_way, path_length
+from merope.datasets.metric_scale import height_above_road, logged_way, path_length, read_speed_log
 from merope.datasets.videos import VideoSource, read_video_rows
 from merope.draw.progress import show_line
 from merope.errors import invalid
 from merope.formats import read, validate, write
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import write_video
+from merope.formats.video import rate_and_size, write_video
 from merope.formats.writing import replace_text, replacing
-from merope.geometry.lens_batches import picked, resized
+from merope.geometry.lens_batches import has_ratio, picked, resized
 from merope.geometry.lenses import Lens, Pinhole, parameters
 
 SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm")
@@ -95,17 +96,32 @@ def training_set(
     return records
 
 
+def size_of_videos(videos: Path) -> tuple[int, int]:  # width, height
+    """Of the first video of a folder that can be read."""
+    for file in _videos(videos):
+        with suppress(ValueError):
+            return rate_and_size(file)[1:]
+    raise invalid(str(videos), "a folder with videos", "none that can be decoded", "check the files")
+
+
 def _files(videos: Path, settings: FromVideos) -> list[Path]:
-    """The videos of a folder. What is missing beside them is said before hours of work."""
+    """The videos of a folder. What is missing or wrong beside them is said before hours of work."""
+    files = _videos(videos)
+    logs = [] if settings.speed_logs is None else [_speed_log(settings.speed_logs, file.stem) for file in files]
+    if missing := [log.name for log in logs if not log.is_file()]:
+        fix = "add it, or take its video out of the folder"
+        raise invalid(str(settings.speed_logs), "a log for every video", f"no {missing[0]}", fix)
+    for log in logs:
+        read_speed_log(log)
+    return files
+
+
+def _videos(videos: Path) -> list[Path]:
     files = sorted(file for file in videos.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
     stems = [file.stem for file in files]
     if not files or len(set(stems)) < len(stems):
         got = "two of one name" if files else f"none that end in {', '.join(SUFFIXES)}"
         raise invalid(str(videos), "a folder with videos of different names", got, "check the folder")
-    logs = [] if settings.speed_logs is None else [_speed_log(settings.speed_logs, stem) for stem in stems]
-    if missing := [log.name for log in logs if not log.is_file()]:
-        fix = "add it, or take its video out of the folder"
-        raise invalid(str(settings.speed_logs), "a log for every video", f"no {missing[0]}", fix)
     return files
 
 
@@ -186,6 +202,9 @@ def _of_piece(piece: Piece, out: Path, settings: FromVideos, recover: Recover, l
     if len(piece.frames) < settings.frames:
         return left_out | {"reason": f"{len(piece.frames)} frames, a clip has {settings.frames}"}
     height, width = piece.frames.shape[1:3]
+    if lens is not None and not has_ratio(lens, width, height):
+        got = f"frames of {width}×{height}, and the lens is of {lens.width}×{lens.height}"
+        return left_out | {"reason": f"{got}: make a set of its own of videos with sides in another ratio"}
     known = None if lens is None else resized(lens, width, height)
     found = _recovered(recover, piece, known)
     run, seen = _longest_run(found.valid), known if known is not None else found.lens
@@ -252,7 +271,10 @@ def _scale(piece: Piece, poses: Tensor, found: Recovered, run: slice, settings: 
     if settings.speed_m_s is not None:
         return settings.speed_m_s * seconds / length
     if settings.speed_logs is not None:
-        return logged_way(_speed_log(settings.speed_logs, piece.video), start_s, start_s + seconds) / length
+        try:
+            return logged_way(_speed_log(settings.speed_logs, piece.video), start_s, start_s + seconds) / length
+        except ValueError as error:  # the log does not cover this piece
+            raise _Unknown(str(error)) from None
     if not found.is_metric:
         raise _Unknown(f"{found.name} knows no metres: give a speed or the height of the camera")
     return 1.0

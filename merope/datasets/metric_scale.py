@@ -9,6 +9,8 @@ from torch import Tensor
 
 from merope.errors import invalid
 
+Floats = NDArray[np.float64]
+
 STEP_S = 0.25  # over which a path is measured: noise of single frames would make it longer
 WITHIN = 0.04  # of its depth below the camera: how far the points of a road may differ
 NEAR = 10.0  # in heights of the camera: points so far away are still exact
@@ -30,17 +32,28 @@ def path_length(
     return float(centres[rows].diff(dim=0).norm(dim=-1).sum())
 
 
-def logged_way(file: Path, start_s: float, end_s: float) -> float:
-    """Metres between two times of a video, by the log of its speed: columns time_s, speed_m_s."""
+def read_speed_log(file: Path) -> tuple[Floats, Floats]:  # seconds, metres per second
+    """The log of a video's speed, a CSV file with columns time_s and speed_m_s. Backwards is as far as forwards."""
+    expected, columns = "a CSV file with columns time_s and speed_m_s", list[str]()
+    fix = "write a line time_s,speed_m_s and one line per time below it"
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            rows = [(float(row["time_s"]), float(row["speed_m_s"])) for row in csv.DictReader(lines)]
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        fix = "write a line time_s,speed_m_s and one line per time below it"
-        raise invalid(str(file), "a CSV file with columns time_s and speed_m_s", f"{error}", fix) from None
+        with file.open(newline="", encoding="utf-8-sig") as lines:  # Excel begins with a byte order mark
+            reader = csv.DictReader(lines, skipinitialspace=True)
+            columns = list(reader.fieldnames or ())
+            rows = [(float(row["time_s"]), abs(float(row["speed_m_s"]))) for row in reader]
+    except KeyError:
+        raise invalid(str(file), expected, f"columns {', '.join(columns)}", fix) from None
+    except (TypeError, ValueError, OSError) as error:
+        raise invalid(str(file), expected, f"{error}", fix) from None
     times_s, speeds_m_s = np.array(rows, dtype=np.float64).reshape(-1, 2).T
     if len(times_s) < 2 or not (np.diff(times_s) > 0).all() or not np.isfinite(speeds_m_s).all():
         raise invalid(str(file), "at least two rows in order of time", f"{len(times_s)} rows", "sort and complete it")
+    return times_s, speeds_m_s
+
+
+def logged_way(file: Path, start_s: float, end_s: float) -> float:
+    """Metres between two times of a video, by the log of its speed."""
+    times_s, speeds_m_s = read_speed_log(file)
     if times_s[0] > start_s + 1.0 or times_s[-1] < end_s - 1.0:
         got = f"{times_s[0]:g} s to {times_s[-1]:g} s"
         raise invalid(str(file), f"speeds from {start_s:g} s to {end_s:g} s", got, "log the whole video")
@@ -80,9 +93,9 @@ def height_above_road(
     return height
 
 
-def _down(poses: NDArray[np.float64]) -> NDArray[np.float64]:  # [T, 4, 4] -> [3]
+def _down(poses: Floats) -> Floats:  # [T, 4, 4] -> [3]
     """The mean y axis of the cameras without its share along the directions of travel."""
     steps = np.diff(poses[:, :3, 3], axis=0)
     spread = steps.T @ steps / np.square(steps).sum()
-    down: NDArray[np.float64] = np.linalg.solve(spread + LEVEL * np.eye(3), poses[:, :3, 1].mean(axis=0))
+    down: Floats = np.linalg.solve(spread + LEVEL * np.eye(3), poses[:, :3, 1].mean(axis=0))
     return down / np.linalg.norm(down)

@@ -18,15 +18,12 @@ from merope.evaluate.record import Record, failed_record, thumbnails
 from merope.evaluate.trust import SMALL_PX, UNCHECKED, checked, is_small
 from merope.formats.checks import Finding, validate
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import rate_and_size, read_first_frames
-from merope.geometry.lens_batches import picked, resized
+from merope.formats.video import RATE_TOLERANCE, rate_and_size, read_first_frames
+from merope.geometry.lens_batches import has_ratio, picked, resized
 from merope.geometry.lenses import Lens, Pinhole
 
 CHECKED_BY = {"colmap": "opencv"}
 """Who checks an estimator where nothing else is said; the others are not checked."""
-
-ASPECT_TOLERANCE = 0.02  # between the lens and the video: sizes are rounded to what a model makes
-RATE_TOLERANCE = 0.02  # between poses and frames: clocks of cameras drift
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ def _found(
         yield kind, f"the video has {video_frames} frames, the path {command.count} poses"
     height, width = frames.shape[1:3]
     lens = command.lens
-    if lens is not None and abs(width / height * lens.height / lens.width - 1.0) > ASPECT_TOLERANCE:
+    if lens is not None and not has_ratio(lens, width, height):
         yield "other shape", f"the video is {height}×{width}, the lens of the path is of {lens.height}×{lens.width}"
     if is_small(estimate.name, frames) and not estimate.doubt:
         yield "small frames", f"{height}×{width}: {estimate.name} is often wrong below {SMALL_PX} pixels"

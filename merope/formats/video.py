@@ -11,6 +11,10 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.stores import fetched, is_remote
 
+SLACK_S = 2e-3  # files round the times of frames to milliseconds
+RATE_TOLERANCE = 0.02  # between frames of a video and poses: clocks of cameras drift
+MOST_OFF = 1.05  # of a step between wanted times: how far a frame may be from its own
+
 
 def as_bytes(image: Tensor) -> Tensor:  # float in [0, 1] -> uint8, same shape
     """Colours as bytes. What is not a number is refused: it would become black."""
@@ -20,13 +24,14 @@ def as_bytes(image: Tensor) -> Tensor:  # float in [0, 1] -> uint8, same shape
 
 
 def read_image(path: Path, height: int, width: int) -> Tensor:  # uint8 [H, W, 3]
-    """An image file scaled to the given size."""
+    """An image file, upright, scaled to the given size."""
     import numpy as np
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with fetched(path) as local, Image.open(local) as image:
-            rgb = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+            upright_image = ImageOps.exif_transpose(image)  # a phone writes into its photos how it was held
+            rgb = upright_image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
     except FileNotFoundError:
         raise FileNotFoundError(f"image {path} is missing; complete the download") from None
     except (UnidentifiedImageError, OSError) as error:
@@ -90,6 +95,35 @@ def rate_and_size(video: Path) -> tuple[float, int, int]:  # frames per second, 
 def decoded_frames(path: Path, height: int | None = None, width: int | None = None) -> Iterator[Tensor]:
     """Frames one after the other, upright, scaled if a size is given."""
     return (upright(frame, height, width) for frame in _decoded(path))
+
+
+def frames_at(path: Path, rate_hz: float, height: int, width: int) -> Iterator[Tensor]:
+    """The frames nearest to equal times from the first one on, upright and scaled.
+
+    Frames of a phone or a dash-cam need not be equally far apart: in the dark they take longer. Where one is missing,
+    its neighbour is shown twice; where more are, the video is refused from there on.
+    """
+    before, before_s, taken = None, 0.0, 0
+    for frame, time_s in _timed(path):
+        while (wanted_s := taken / rate_hz) <= time_s + SLACK_S:
+            is_nearer = before is None or abs(time_s - wanted_s) < wanted_s - before_s
+            nearest, off_s = (frame, abs(time_s - wanted_s)) if is_nearer else (before, wanted_s - before_s)
+            if off_s > MOST_OFF / rate_hz:
+                got = f"none between {before_s:.2f} s and {time_s:.2f} s"
+                raise invalid(str(path), f"{rate_hz:g} frames per second", got, "cut the video there")
+            yield upright(nearest, height, width)
+            taken += 1
+        before, before_s = frame, time_s
+
+
+def _timed(path: Path) -> Iterator[tuple[Any, float]]:  # and seconds since the first frame
+    first_s = None
+    for index, frame in enumerate(_decoded(path)):
+        if frame.time is None:
+            fix = "write it again as mp4"
+            raise invalid(str(path), "frames with times", f"none for frame {index}", fix)
+        first_s = frame.time if first_s is None else first_s
+        yield frame, frame.time - first_s
 
 
 def upright(frame: Any, height: int | None = None, width: int | None = None) -> Tensor:  # uint8 [H, W, 3]

@@ -10,6 +10,7 @@ from merope.errors import invalid
 from merope.geometry.lenses import Lens, parameters, remade, tensors
 
 HORIZONTAL, VERTICAL = ("fx", "cx"), ("fy", "cy")  # parameters in pixels
+RATIO_TOLERANCE = 0.02  # of the ratio of the sides: sizes are rounded to even numbers, and to what a model makes
 
 
 def changed(lens: Lens, change: Callable[[Tensor], Tensor]) -> Lens:
@@ -21,6 +22,11 @@ def require_lens(lens: object) -> None:
     """Refuse what is no lens."""
     if not (hasattr(lens, "unproject") and hasattr(lens, "batch_shape")):
         raise invalid("lens", "a lens", repr(lens), "pass a merope.Pinhole or another lens of the library")
+
+
+def has_ratio(lens: Lens, width: int, height: int) -> bool:
+    """Whether the sides of an image have the ratio of the lens's: scaled to it, pixels stay square."""
+    return abs(width / height * lens.height / lens.width - 1.0) <= RATIO_TOLERANCE
 
 
 def kind(lens: Lens) -> str:

@@ -127,9 +127,25 @@ def test_what_fails_once_is_said_and_tried_again(tmp_path: Path) -> None:
 def test_a_speed_log_that_is_missing_is_said_before_any_work(tmp_path: Path) -> None:
     write_footage(tmp_path / "in", a=7, b=7)
     (tmp_path / "a.csv").write_text("0,6\n1,6\n")
+    settings = replace(SETTINGS, speed_m_s=None, speed_logs=tmp_path)
     with pytest.raises(ValueError, match=r"a log for every video, got no b\.csv"):
-        training_set(tmp_path / "in", tmp_path / "out", replace(SETTINGS, speed_m_s=None, speed_logs=tmp_path), told)
+        training_set(tmp_path / "in", tmp_path / "out", settings, told)
+    (tmp_path / "b.csv").write_text("seconds,speed\n0,6\n1,6\n")
+    (tmp_path / "a.csv").write_text("time_s,speed_m_s\n0,6\n1,6\n")
+    with pytest.raises(ValueError, match=r"b\.csv must be a CSV .*, got columns seconds, speed"):
+        training_set(tmp_path / "in", tmp_path / "out", settings, told)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_piece_that_its_speed_log_does_not_cover_is_left_out(tmp_path: Path) -> None:
+    write_footage(tmp_path / "in", a=30, b=7)
+    (tmp_path / "a.csv").write_text("time_s,speed_m_s\n0,6\n0.5,6\n")
+    (tmp_path / "b.csv").write_text("time_s,speed_m_s\n0,6\n0.5,6\n")
+    settings = replace(SETTINGS, speed_m_s=None, speed_logs=tmp_path)
+    records = {record["piece"]: record for record in training_set(tmp_path / "in", tmp_path / "out", settings, told)}
+    assert [records[name]["kept"] for name in ("a-000", "a-004", "b-000")] == [True, False, True]
+    assert "a.csv must be speeds from" in records["a-004"]["reason"]
+    assert (tmp_path / "out" / "report.json").exists()
 
 
 def without_middle(count: int) -> PoseEstimate:
@@ -161,6 +177,36 @@ def test_what_is_wrong_with_a_piece_is_said(
     assert (tmp_path / "out" / "train.jsonl").read_text() == ""
 
 
+def test_videos_with_other_sides_than_the_lens_are_left_out(tmp_path: Path) -> None:
+    """Scaled to them it would not have square pixels."""
+    write_footage(tmp_path / "in", a=6)
+    seen = list[Lens | None]()
+
+    def asked(piece: str, frames: Tensor, lens: Lens | None) -> PoseEstimate:
+        seen.append(lens)
+        return told(piece, frames, lens)
+
+    tall = torch.zeros(12, 48, 32, 3, dtype=torch.uint8)
+    write_video(tall, tmp_path / "in" / "b.mp4", 2 * FPS)
+    wide, held = training_set(tmp_path / "in", tmp_path / "out", SETTINGS, asked, LENS)
+    assert (wide["kept"], held["kept"]) == (True, False)
+    assert "frames of 32×48, and the lens is of 48×32" in held["reason"]
+    assert [(float(lens.fx), float(lens.fy)) for lens in seen if isinstance(lens, Pinhole)] == [(30.0, 30.0)]
+
+
+def test_a_field_of_view_is_that_of_the_videos(tmp_path: Path) -> None:
+    """Not of the frames that are written, which may have other sides: pixels of the videos are square."""
+    write_footage(tmp_path / "in", a=6)
+    (tmp_path / "told").mkdir()
+    write(Trajectory(answer(6).world_from_camera, False, "told"), tmp_path / "told" / "a-000.json")
+    command = ["data", "from-videos", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--fov", "90"]
+    command += ["--estimates", str(tmp_path / "told"), "--check", "none", "--speed", "6", "--size", "16", "32"]
+    assert main([*command, "--fps", "12", "--frames", "4", "--step", "2", "--piece-frames", "6"]) == 0
+    lens = read(tmp_path / "out" / "poses" / "a-000.json").lens
+    assert isinstance(lens, Pinhole)
+    assert (float(lens.fx), float(lens.fy)) == pytest.approx((16.0, 12.0))  # of 48×32 both are 24
+
+
 def test_metric_estimates_need_no_scale(tmp_path: Path) -> None:
     write_footage(tmp_path / "in", a=6)
     settings = replace(SETTINGS, speed_m_s=None)
@@ -176,6 +222,8 @@ def test_the_log_of_a_speed_gives_the_way(tmp_path: Path) -> None:
     assert logged_way(file, 0.5, 4.0) == pytest.approx(2.0 + 12.0 + 8.0)
     with pytest.raises(ValueError, match="speeds from 2 s to 9 s, got 0 s to 5 s"):
         logged_way(file, 2.0, 9.0)
+    file.write_text("\ufefftime_s, speed_m_s\n0, -4\n2, -4\n", encoding="utf-8")  # of Excel, and backwards
+    assert logged_way(file, 0.0, 2.0) == pytest.approx(8.0)
     for text in ("time_s,v\n0,4\n", "time_s,speed_m_s\n1,4\n0,4\n", "time_s,speed_m_s\n0,fast\n"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"a\.csv must be"):
