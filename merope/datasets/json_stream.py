@@ -15,7 +15,7 @@ BETWEEN = " \t\r\n,"
 def stream_objects(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file that holds one JSON list. Raises ValueError with file and place where it is not."""
     decoder = json.JSONDecoder()
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         text = file.read(CHUNK_CHARACTERS).lstrip()
         if not text.startswith("["):
             raise ValueError(f"{path}: expected a JSON list of objects, got {text[:20]!r}; is this a table?")

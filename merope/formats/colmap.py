@@ -82,9 +82,13 @@ def is_model(files: Container[str]) -> bool:
 
 
 def read(path: Path) -> Trajectory:
-    """The images of a COLMAP model in the natural order of their names. path: the folder, or images.txt in it."""
+    """The images of a COLMAP model in the natural order of their names. path: the folder, or images.txt in it.
+
+    Of a folder with both kinds of files the binary ones are read, as COLMAP does.
+    """
     folder = path if path.is_dir() else path.parent
-    is_binary = (folder / "images.bin").is_file() and not (folder / "images.txt").is_file()
+    has_text, has_binary = ((folder / f"images.{kind}").is_file() for kind in ("txt", "bin"))
+    is_binary = has_binary and not (has_text and (path.name == "images.txt" or not (folder / "cameras.bin").is_file()))
     kind, read_cameras, read_images = (
         ("bin", _binary_cameras, _binary_images) if is_binary else ("txt", _text_cameras, _text_images)
     )

@@ -19,6 +19,7 @@ from merope.formats.stores import fetched
 
 SAMPLE_LINES = 8
 HEAD_BYTES = 64
+GZIP = b"\x1f\x8b"
 MOST_NUMBERS = 1 << 24  # of a path in an archive: a million poses
 MOST_DIGITS = 20  # of 2⁶⁴
 CUT_OFF = "the file is cut off, damaged or of another format"
@@ -52,7 +53,10 @@ def head_of(path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     """The text of a file, refused if empty or not UTF-8."""
-    if (zero := head_of(path).find(b"\0")) >= 0:  # a video, say: it need not be read to its end
+    head = head_of(path)
+    if head.startswith(GZIP):
+        raise invalid(str(path), "UTF-8 text", "a file that is compressed with gzip", "unpack it: gunzip FILE")
+    if (zero := head.find(b"\0")) >= 0:  # a video, say: it need not be read to its end
         raise invalid(str(path), "UTF-8 text", f"binary data at byte {zero}", CUT_OFF)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -76,8 +80,8 @@ def load_json(path: Path) -> object:
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:  # place, object
     """The objects of a JSON-lines file. Blank lines do not count."""
-    with fetched(path) as local, local.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
+    with fetched(path) as local:
+        for number, line in enumerate(_lines(path, local), start=1):
             if line.strip():
                 place = f"{path}, line {number}"
                 try:
@@ -87,6 +91,15 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:  # place, ob
                 if not isinstance(row, dict):
                     raise invalid(place, "a JSON object", line.strip()[:60], CUT_OFF)
                 yield place, row
+
+
+def _lines(path: Path, local: Path) -> Iterator[str]:
+    """The lines of a file `local`, which the user knows as `path`."""
+    try:
+        with local.open(encoding="utf-8-sig") as lines:
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise invalid(str(path), "UTF-8 text", f"binary data ({error.reason})", CUT_OFF) from None
 
 
 def _whole_or_float(digits: str) -> int | float:

@@ -40,7 +40,7 @@ def read(path: Path, calibration: Path | str | None = None, camera: int = 0) -> 
         raise invalid(lines[0][0], expected, f"{columns} of them", CUT_OFF)
     layout = "frame " + " ".join(f"m{1 + k // 4}{1 + k % 4}" for k in range(columns - 1))
     places, rows = number_table(path, lines, layout)
-    poses = poses_from_rows(places, rows[:, 1:].unflatten(-1, (-1, 4))[:, :3])
+    poses = poses_from_rows(places, rows[:, 1:].unflatten(-1, (-1, 4)))
     folder = None if calibration is None else Path(calibration)
     said = "rectified left camera to world"
     if columns == BODY_COLUMNS:

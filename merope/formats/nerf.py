@@ -144,13 +144,15 @@ def _nerfstudio_lens(path: Path, document: object, frames: Sequence[object]) -> 
 
 def _camera_model(path: Path, document: object, frames: Sequence[object]) -> str:
     """nerfstudio's camera_model, or what instant-ngp's is_fisheye, of the file or of its frames, says instead."""
-    if isinstance(document, Mapping) and "camera_model" in document:
-        return str(document["camera_model"])
     places = [{**document, **frame} for frame in frames if isinstance(document, Mapping) and isinstance(frame, Mapping)]
-    kinds = {bool(place.get("is_fisheye", False)) for place in places}
-    if len(kinds) > 1:
-        raise invalid(f"{path} is_fisheye", "the same in all frames", sorted(kinds), "split the file by camera")
-    return "OPENCV_FISHEYE" if True in kinds else "OPENCV"
+    models = {
+        str(place.get("camera_model", "OPENCV_FISHEYE" if place.get("is_fisheye", False) else "OPENCV"))
+        for place in places
+    }
+    if len(models) > 1:
+        expected = "the same in all frames"
+        raise invalid(f"{path} camera_model, is_fisheye", expected, sorted(models), "split the file by camera")
+    return next(iter(models), "OPENCV")
 
 
 def _mentions(document: object, frames: Sequence[object], key: str) -> bool:

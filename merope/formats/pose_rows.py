@@ -16,10 +16,10 @@ QUATERNION_TOLERANCE = 1e-2  # files with four digits are off by 1e-4
 
 def poses_from_rows(
     places: Sequence[str],
-    matrices: Tensor,  # [T, 3, 4] as the file has them: camera-to-world or world-to-camera
+    matrices: Tensor,  # [T, 3, 4] or [T, 4, 4] as the file has them: camera-to-world or world-to-camera
 ) -> Tensor:  # [T, 4, 4] float64, rigid
     """Rigid motions, or an error that names the line of the first matrix that is none."""
-    poses = rigid(matrices[..., :3], matrices[..., 3])
+    poses = matrices if matrices.shape[-2] == 4 else rigid(matrices[..., :3], matrices[..., 3])
     try:
         return check_rigid(poses)
     except ValueError:

@@ -85,7 +85,7 @@ def _read(
         got = f"{list(matrices.shape)} and {list(calibrations.shape)}"
         raise invalid(str(path), "matrices [N, 3, 4] or [N, 4, 4] and [N, 3, 3]", got, "leave out the batch dimension")
     places = [f"{path} {network.poses}[{k}]" for k in range(count)]
-    poses = poses_from_rows(places, _float64(matrices)[:, :3])
+    poses = poses_from_rows(places, _float64(matrices))
     size = image_size or _image_size(shapes, count)
     direction = "world-to-camera, inverted" if network.is_inverted else "camera-to-world"
     scale = "metres, as the network estimates them" if network.is_metric else "arbitrary scale"

@@ -24,6 +24,9 @@ def read_rig(path: Path) -> Rig:
     if not isinstance(document, Mapping) or any(document.get(key) != HEAD[key] for key in ("format", "version")):
         fix = "write it as in docs/formats.md, or with merope.formats.rig_file.write_rig"
         raise invalid(place, 'a JSON object with "format": "merope-rig", "version": 1', "another file", fix)
+    for key in ("pose", "axes"):
+        if document.get(key, HEAD[key]) != HEAD[key]:
+            raise invalid(f"{place} {key}", repr(HEAD[key]), repr(document[key])[:60], "convert the poses of the views")
     views = entry(place, document, "views")
     if not isinstance(views, list) or not views:
         raise invalid(f"{place} views", "a list of at least one view", repr(views)[:60], "add the views")

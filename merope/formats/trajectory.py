@@ -47,6 +47,9 @@ class Trajectory:
         object.__setattr__(self, "world_from_camera", poses)
         check_near(poses)
         count = poses.shape[0]
+        if self.timestamps_s is not None and not isinstance(self.timestamps_s, Tensor):
+            got = type(self.timestamps_s).__name__
+            raise invalid("timestamps_s", f"a torch.Tensor [{count}]", got, "use torch.as_tensor")
         if self.timestamps_s is not None and self.timestamps_s.shape != (count,):
             raise invalid("timestamps_s", f"[{count}]", list(self.timestamps_s.shape), "pass one time per pose")
         if self.frame_names is not None and len(self.frame_names) != count:

@@ -101,7 +101,7 @@ def _poses(file: Path, camera: int) -> tuple[Tensor, Tensor, int, str]:  # [T, 4
     if kind == IMAGES:  # seconds since 1970 in float64, good to 0.2 µs
         moments_s = table.floats(IMAGE_TIME)[rows]
         times_s, first_us = moments_s - moments_s[0], round(1e6 * float(moments_s[0]))
-    poses = poses_from_rows([f"{file} row {row}" for row in rows], matrices[rows, :3])
+    poses = poses_from_rows([f"{file} row {row}" for row in rows], matrices[rows])
     said = "poses at images" if kind == IMAGES else "poses at turns of the lidar"
     return poses, times_s, 1000 * first_us, said
 
@@ -120,7 +120,7 @@ def _on_vehicle(file: Path, camera: int) -> tuple[Tensor, BrownConrady]:  # [4, 
         raise invalid("camera", f"one of {known}", CAMERAS[camera], f"see {file}")
     row = cameras.index(camera)
     place = f"{file} row {row}"
-    vehicle_from_sensor = poses_from_rows([place], table.matrices(ON_VEHICLE)[[row], :3])[0]
+    vehicle_from_sensor = poses_from_rows([place], table.matrices(ON_VEHICLE)[[row]])[0]
     values = {name: float(table.floats(column)[row]) for name, column in numbers.items()}
     width, height = (image_side(place, values.pop(name)) for name in ("width", "height"))
     return vehicle_from_sensor @ VEHICLE_FROM_CAMERA, BrownConrady(width=width, height=height, **values)

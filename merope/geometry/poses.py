@@ -47,7 +47,7 @@ def _check_bottom_row(pose: Tensor, name: str) -> None:
     worst = (pose[..., 3, :] - expected).abs().amax(-1)
     if bool((worst > 1e-6).any()):
         index = (worst > 1e-6).nonzero()[0].tolist()
-        got = f"{pose[tuple(index)][3].tolist()} at index {index}"
+        got = f"{pose[tuple(index)][3].tolist()}" + (f" at index {index}" if index else "")
         raise invalid(f"{name}[..., 3, :]", "[0, 0, 0, 1]", got, "transpose matrices that are written for row vectors")
 
 

@@ -71,6 +71,18 @@ def test_binary_models_are_those_of_the_text(tmp_path: Path, model: str) -> None
     assert lens_difference(ours.lens, expected.lens) < 1e-14
 
 
+def test_of_both_kinds_of_files_the_binary_ones_are_read_as_colmap_does(tmp_path: Path) -> None:
+    old = write_with_pycolmap(tmp_path, "PINHOLE")
+    (refined := tmp_path / "refined").mkdir()
+    old.write_binary(refined)
+    old.transform(pycolmap.Sim3d(2.0, pycolmap.Rotation3d(), np.zeros(3)))
+    old.write_binary(tmp_path)
+    ours, theirs = formats.read(tmp_path), pycolmap.Reconstruction(tmp_path)
+    assert np.allclose(ours.world_from_camera[0, :3, 3].numpy(), theirs.image(1).projection_center())
+    expected = formats.read(refined).world_from_camera  # what the text still says
+    assert largest(formats.read(tmp_path / "images.txt").world_from_camera - expected) < 1e-12
+
+
 def test_numbers_of_models_are_those_of_colmap() -> None:
     theirs = {int(number): name for name, number in pycolmap.CameraModelId.__members__.items() if name != "INVALID"}
     assert theirs == dict(enumerate(NUMBERED))

@@ -167,7 +167,8 @@ def test_other_tables_and_values_are_refused(tmp_path: Path) -> None:
     keys = {"key.segment_context_name": ["a", "a"], "key.frame_timestamp_micros": [1, 2]}
     for keyed, matrix, message in (
         (keys, [0.0] * 15, r"transform must be 16 numbers per row, got \[0.0, 0.0"),
-        (keys, [0.0] * 16, r"row 0.* must be rotations"),
+        (keys, [0.0] * 15 + [1.0], r"row 0.* must be rotations"),
+        (keys, [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 2.0, 0.0, 0.0, 1.0], r"row 0.* transpose"),
         (keys | {"key.segment_context_name": ["a", "b"]}, [0.0] * 16, "must be of one segment, got 2: a, b"),
     ):
         write_parquet(tmp_path / "p", keyed | {column: [matrix, matrix]}, {})
