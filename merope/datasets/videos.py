@@ -1,6 +1,6 @@
 """Training clips of your own videos: one line a clip, with a pose file in any format."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +15,8 @@ from merope.errors import invalid
 from merope.formats import read, validate
 from merope.formats.files import json_lines
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import read_video
-from merope.geometry.lens_batches import in_row, picked, resized
+from merope.formats.video import RATE_TOLERANCE, rate_and_size, read_video
+from merope.geometry.lens_batches import has_ratio, in_row, picked, resized
 from merope.geometry.trajectories import time_problem
 
 
@@ -150,21 +150,41 @@ class VideoSource(ClipSource[Clip]):
         )
 
     def doubts(self, most: int = 16) -> list[str]:
-        """What looks wrong with the paths of a few clips, spread over all: unit, convention, times, jumps.
+        """What looks wrong with a few clips, spread over all: unit, convention, times, jumps; poses of another video.
 
         Files that cannot be read are left to the loader, which names them.
         """
-        said = []
-        files = list(dict.fromkeys(file for row in self.rows for file in row.pose_files))
-        for file in files[:: -(-len(files) // most)]:
+        said = list[str]()
+        videos = {poses: video for row in self.rows for poses, video in zip(row.pose_files, row.videos, strict=True)}
+        for file in list(videos)[:: -(-len(videos) // most)]:
             try:
                 path = _trajectory(self.root / file)
             except (ValueError, OSError):
                 continue
+            said += self._unlike_video(file, path, videos[file])
             if not path.is_metric:
                 said.append(f"{file} is of arbitrary scale: the model will not learn metres; scale it and say so there")
             said += [f"{file}: {finding.message}; {finding.hint}" for finding in validate(path)]
         return said
+
+    def _unlike_video(self, poses: str, path: Trajectory, video: str) -> Iterator[str]:
+        """Frame i has pose i: what speaks against it."""
+        try:
+            rate_hz, width, height = rate_and_size(self.root / video)
+        except (ValueError, OSError):
+            return
+        if path.timestamps_s is not None and path.count > 1 and time_problem(path.timestamps_s) is None:
+            poses_hz = float(1.0 / path.timestamps_s.diff().median())
+            if abs(rate_hz / poses_hz - 1.0) > RATE_TOLERANCE:
+                yield (
+                    f"{poses} has {poses_hz:.3g} poses a second, {video} {rate_hz:.3g} frames: a frame and the pose of "
+                    "its number are not of one moment; write a pose for every frame"
+                )
+        if path.lens is not None and not has_ratio(path.lens, width, height):
+            yield (
+                f"{poses} has a lens for {path.lens.width}×{path.lens.height}, {video} is of {width}×{height}: "
+                "write the lens of these frames"
+            )
 
 
 @dataclass(frozen=True)

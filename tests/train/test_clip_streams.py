@@ -20,6 +20,7 @@ from merope.formats.trajectory import Trajectory
 from merope.formats.video import write_video
 from merope.generate.camera_video import CameraVideoPipeline
 from merope.generate.text import Text
+from merope.geometry.lenses import Pinhole
 from merope.train.clip_streams import ClipStream, FrameEncoder, clip_stream
 from merope.train.config import TrainConfig
 from merope.train.loop import train
@@ -283,3 +284,18 @@ def test_paths_that_are_not_in_metres_are_named_at_the_start(tmp_path: Path) -> 
     assert wrong.startswith("0.json: positions are not in metres")
     assert sfm.startswith("1.json is of arbitrary scale")
     assert replace(source, root=tmp_path / "nowhere").doubts() == []
+
+
+def test_poses_of_another_video_are_named_at_the_start(tmp_path: Path) -> None:
+    """Frame i gets pose i, whatever their times and sizes are."""
+    write_videos(tmp_path)
+    source = VideoSource(read_video_rows(tmp_path / "rows.jsonl"), tmp_path, 9, LENS.height, LENS.width)
+    path = read(tmp_path / "0.json")
+    assert path.timestamps_s is not None
+    square = Pinhole(30.0, 30.0, 16.0, 16.0, 32, 32)
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "0.mp4", tmp_path / "other")
+    write(replace(path, timestamps_s=3.0 * path.timestamps_s, lens=square), tmp_path / "other/0.json")
+    slow, other = replace(source, root=tmp_path / "other").doubts()
+    assert "poses a second" in slow
+    assert other.startswith("0.json has a lens for 32×32")
