@@ -66,7 +66,7 @@ def _curate(options: argparse.Namespace) -> int:
 
 def _paths(options: argparse.Namespace) -> "PathTable":
     """The paths that are to be curated. Those of pose files and videos are checked as they are read."""
-    from merope.curation.path_tables import PathTable
+    from merope.curation.path_tables import PathTable, states_of
     from merope.datasets.nuscenes import NuScenes
     from merope.datasets.videos import VideoSource, read_video_rows
     from merope.errors import invalid
@@ -80,14 +80,16 @@ def _paths(options: argparse.Namespace) -> "PathTable":
         windows = data.windows(options.frames, step=options.step)
         if not windows:
             raise invalid("frames", f"at most {data.longest_scene}, the longest scene", options.frames, "ask for fewer")
-        return PathTable([data.name(window) for window in windows], lambda row: data.trajectory(windows[row]))
+        names = [data.name(window) for window in windows]
+        return PathTable(names, lambda row: data.trajectory(windows[row]), repr((options.frames, options.version)))
     is_metric = True if options.metric else None
     if options.videos is not None:
         root = options.videos.parent if options.root is None else options.root
         source = VideoSource(read_video_rows(options.videos), root, options.frames, height=1, width=1)
         names = [source.name(index) for index in range(len(source))]
+        files = list(dict.fromkeys(root / poses for row in source.rows for poses in row.pose_files))
     else:
-        names = [str(path) for path in options.poses]
+        names, files = [str(path) for path in options.poses], options.poses
 
     def sound(row: int) -> "Trajectory":
         path = source.trajectory(row) if options.videos is not None else read(options.poses[row], is_metric=is_metric)
@@ -95,7 +97,7 @@ def _paths(options: argparse.Namespace) -> "PathTable":
         require_sound(path, path.name)
         return path
 
-    return PathTable(names, sound)
+    return PathTable(names, sound, repr((options.frames, options.metric, states_of(files))))
 
 
 def _paths_of_config(file: Path) -> "PathTable":
@@ -112,7 +114,7 @@ def _paths_of_config(file: Path) -> "PathTable":
     source = data.training_clips()
     for doubt in source.doubts():
         print(f"merope: {doubt}", file=sys.stderr)
-    return PathTable([source.name(index) for index in range(len(source))], source.trajectory)
+    return PathTable([source.name(index) for index in range(len(source))], source.trajectory, repr(data))
 
 
 def add_synth(parser: argparse.ArgumentParser) -> None:

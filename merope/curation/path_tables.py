@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +34,23 @@ class PathTable:
 
     names: Sequence[str]
     read: Callable[[int], Trajectory]
+    about: str = ""  # what else decides the paths: settings, states of files
 
     def fingerprint(self) -> str:
-        """Of the names: paths that a part read of another table are not taken."""
-        return hashlib.sha256("\0".join(self.names).encode()).hexdigest()[:16]
+        """Paths that a part read of another table are not taken, nor those of files that changed since."""
+        return hashlib.sha256("\0".join((self.about, *self.names)).encode()).hexdigest()[:16]
+
+
+def states_of(files: Iterable[Path]) -> list[tuple[int, int]]:
+    """Sizes of files and when they were changed, in seconds; zeros for those that are not on this machine's disks."""
+    states = []
+    for file in files:
+        try:
+            state = file.stat()
+            states.append((state.st_size, int(state.st_mtime)))
+        except OSError:
+            states.append((0, 0))
+    return states
 
 
 def curate_table(

@@ -146,6 +146,22 @@ def test_a_part_that_is_killed_is_repeated_without_loss(
     assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
 
 
+def test_paths_that_changed_since_a_part_read_them_are_read_again(tmp_path: Path) -> None:
+    """Files of another scale, say, that were repaired before the parts were joined."""
+    files = [tmp_path / f"{number}.json" for number in range(2)]
+    for number, file in enumerate(files):
+        write_path(file, curved_drive(9, step_m=1.5 + number))
+    run = command("curate", "--clusters", "1", "--poses", *map(str, files))
+    for part in ("1/2", "2/2"):
+        run(tmp_path / "parts", part)
+    for number, file in enumerate(files):
+        write_path(file, curved_drive(9, step_m=0.5 + number))
+        os.utime(file, (1e9, 1e9))  # as if a while after the parts
+    run(tmp_path / "parts", None)
+    run(tmp_path / "whole", None)
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
+
+
 def test_what_a_part_made_is_not_made_again(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, seen = compare(videos), []
     for part in ("1/2", "2/2"):
