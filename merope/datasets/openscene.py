@@ -29,6 +29,9 @@ from merope.geometry.poses import rigid
 COEFFICIENTS = (4, 5, 8)
 """Lengths of OpenCV's list k1 k2 p1 p2 k3 k4 k5 k6 that a Brown–Conrady lens has a place for."""
 
+LONGEST_STEP = 1.5
+"""Between two frames of a clip, in usual steps."""
+
 FIELDS = ("timestamp", "lidar2global", "cams")
 AGAIN = "get the meta file again"
 MMDET3D = 'convert it to OpenScene\'s fields; nuScenes infos of mmdet3d mix all scenes: use kind = "nuscenes" for them'
@@ -106,9 +109,13 @@ def read_openscene(
     cameras = [info["cams"][channel] for info in infos]
     timestamps_s = torch.tensor([float(info["timestamp"]) for info in infos], dtype=torch.float64) * 1e-6
     steps_s = timestamps_s.diff()
-    if bool((steps_s <= 0).any()):
-        index = int((steps_s <= 0).nonzero()[0])
-        raise ValueError(f"{path}: frames {index} and {index + 1} have the same timestamp; drop one of them")
+    if not bool((steps_s > 0).all()):
+        index = int((~(steps_s > 0)).nonzero()[0])
+        raise ValueError(f"{path}: frames {index} and {index + 1} are not in order of time; drop one of them")
+    if len(steps_s) and bool((steps_s > LONGEST_STEP * steps_s.median()).any()):
+        index, usual_s = int(steps_s.argmax()), float(steps_s.median())
+        got = f"{float(steps_s[index]):.3g} s from frame {index} to the next, {usual_s:.3g} s elsewhere"
+        raise invalid(f"frames of {path}", "equally far apart", got, "cut the clip there")
     frames = None
     if with_frames:
         frames = torch.stack([read_image(Path(blobs) / camera["data_path"], height, width) for camera in cameras])

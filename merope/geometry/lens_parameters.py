@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,8 +27,9 @@ def settle_parameters(lens: "DataclassInstance", **conditions: Condition) -> Non
     conditions = {"fx": POSITIVE, "fy": POSITIVE, **conditions}
     for name in ("width", "height"):
         size = getattr(lens, name)
-        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        if not isinstance(size, Integral) or isinstance(size, bool) or size <= 0:
             raise invalid(name, "a positive int", repr(size), "pass the image size in pixels")
+        object.__setattr__(lens, name, int(size))
     names = [f.name for f in fields(lens) if f.init and f.name not in ("width", "height")]
     parameters = {name: as_parameter(name, getattr(lens, name), conditions.get(name, FINITE)) for name in names}
     for name, value in parameters.items():

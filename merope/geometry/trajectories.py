@@ -249,12 +249,14 @@ def resample(
     """Poses at a constant frame rate from the first time on, and their times: as many as the path covers, or `most`."""
     path, times = check_path(world_from_camera, times_s)
     rate = _checked_rate(frame_rate_hz)
+    if most is not None and most < 1:
+        raise invalid("most", "at least 1", most, "leave it out for all frames")
     # A last frame that is missed by the rounding of the times themselves is kept.
     covered = 1.0 + float((times[-1] - times[0]) * rate) + 1e-3
     if most is None and covered > MOST_FRAMES:
         fix = "check that the times are in seconds, or say how many frames you need"
         raise invalid("times_s", f"of at most {MOST_FRAMES:,} frames at {rate:g} Hz", f"{covered:.3g}", fix)
-    count = math.floor(min(covered, most or MOST_FRAMES))
+    count = math.floor(min(covered, MOST_FRAMES if most is None else most))
     new_times = times[0] + torch.arange(count, dtype=torch.float64, device=times.device) / rate
     new_times = new_times.clamp_max(float(times[-1]))
     return interpolate(path, times, new_times), new_times

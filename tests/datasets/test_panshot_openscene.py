@@ -161,12 +161,17 @@ def test_openscene_without_intrinsics_is_named_and_old_pickles_are_read(tmp_path
         read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
 
 
-def test_openscene_duplicate_timestamps_and_channels_are_named(tmp_path: Path) -> None:
+def test_openscene_times_and_channels_are_checked(tmp_path: Path) -> None:
     frames = infos(3, [])
     frames[2]["timestamp"] = frames[1]["timestamp"]
     (tmp_path / "log.pkl").write_bytes(pickle.dumps(frames))
-    with pytest.raises(ValueError, match="frames 1 and 2 have the same timestamp"):
+    with pytest.raises(ValueError, match="frames 1 and 2 are not in order of time"):
         read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
+    late = infos(4, [])
+    late[3]["timestamp"] += 9 * (late[2]["timestamp"] - late[1]["timestamp"])
+    (tmp_path / "gap.pkl").write_bytes(pickle.dumps(late))
+    with pytest.raises(ValueError, match=r"equally far apart, got .* from frame 2 to the next"):
+        read_openscene(tmp_path / "gap.pkl", tmp_path, 54, 96, with_frames=False, allow_pickle=True)
     with pytest.raises(ValueError, match=r"channel must be one of \['CAM_F0'\], got 'CAM_B0'"):
         read_openscene(tmp_path / "log.pkl", tmp_path, 54, 96, channel="CAM_B0", allow_pickle=True)
 

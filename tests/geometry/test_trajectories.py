@@ -305,6 +305,11 @@ def test_jumps_are_looked_for_where_the_path_is() -> None:
         assert none.device == path.device
 
 
+def test_resampling_to_no_frame_is_refused(highway: Tensor) -> None:
+    with pytest.raises(ValueError, match="most must be at least 1, got 0"):
+        paths.resample(highway, torch.arange(len(highway), dtype=torch.float64), 1.0, most=0)
+
+
 def test_resampling_is_bounded() -> None:
     """Times in nanoseconds, taken for seconds, must not fill the memory."""
     times = 5e7 * torch.arange(5, dtype=torch.float64)
