@@ -198,6 +198,10 @@ class CameraInput:
                 if value is not None:
                     fix = f"pass {name} to branch.prepare"
                     raise invalid(f'attention_kwargs["{name}"]', "left out with cameras made ready", value, fix)
+            if sees is not None and cameras.sees != sees:
+                fix = "call branch.prepare(cameras, latents, times, sees=sees)"
+                got = repr(cameras.sees)[:80]
+                raise invalid("cameras made ready", f"for frames that see {repr(sees)[:80]}", got, fix)
             return cameras
         if not isinstance(cameras, Cameras):
             expected = "merope.Cameras: the transformer has a camera branch"

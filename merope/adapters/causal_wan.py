@@ -208,6 +208,7 @@ class CausalInput:
         sees, past = given.pop(SEES, None), given.pop(PAST, None)
         self._forward.underway, self._forward.references, self._forward.text = None, 0, None
         if sees is None and past is None:
+            _check_sees_all(given.get(CAMERAS))
             return args, kwargs
         if past is None and not isinstance(sees, Visibility):
             fix = "Visibility.block_causal(frames) makes one"
@@ -247,6 +248,13 @@ class CausalInput:
         """Forward hook of the transformer: drop what came out for references."""
         references = getattr(self._forward, "references", 0)
         return without_references(output, references, before=True) if references else output
+
+
+def _check_sees_all(cameras: object) -> None:
+    """Refuse cameras made ready for a visibility in a call without one: the base model would see all frames."""
+    if isinstance(cameras, CameraCondition) and cameras.sees is not None:
+        fix = "pass the same sees in attention_kwargs, or call branch.prepare without it"
+        raise invalid("cameras made ready", "for frames that see all", repr(cameras.sees)[:80], fix)
 
 
 def _checked_block(past: object, sees: object, others: dict[str, Any], latents: Tensor) -> AttentionPlan:

@@ -239,7 +239,7 @@ class Sampling:
         text = family.no_text(config).to(latents.device, dtype).expand(len(latents), -1, -1)
         times = self.noising.timesteps(level.expand(len(latents)))
         inputs = family.video_inputs(config, latents.to(dtype), times, self.pixels) | family.text_inputs(config, text)
-        ready = branch.prepare(cameras, latents.to(dtype))
+        ready = branch.prepare(cameras, latents.to(dtype), sees=family.sees(config, cameras.moments))
         made = transformer(**inputs, attention_kwargs={"cameras": ready}, return_dict=False)[0]
         return family.video({**inputs, "hidden_states": made})
 

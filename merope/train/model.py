@@ -128,7 +128,8 @@ class Model:
                 times = torch.cat((past_times[:, clean], times[:, noisy]), dim=1)
                 conditions = teacher_forcing(posed, frames, self.causal_block_frames, given=noised.given)
             elif branch is not None and posed is not None:
-                conditions = {"cameras": branch.prepare(posed, latents, history=history)}
+                sees = family.sees(transformer.config, posed.moments)
+                conditions = {"cameras": branch.prepare(posed, latents, history=history, sees=sees)}
             inputs = family.video_inputs(transformer.config, latents, times, strides.pixels)
             inputs |= family.text_inputs(transformer.config, text.to(dtype))
             made: Tensor = transformer(**inputs, attention_kwargs=conditions, return_dict=False)[0]

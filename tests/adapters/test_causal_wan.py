@@ -301,6 +301,8 @@ def test_cameras_made_ready_for_another_visibility_are_refused() -> None:
     bidirectional = branch.prepare(cameras(FRAMES), inputs["hidden_states"])
     with pytest.raises(ValueError, match="cameras made ready must be for the visibility of this call, got None"):
         forward(transformer, inputs, sees=sees, cameras=bidirectional)
+    with pytest.raises(ValueError, match="cameras made ready must be for frames that see all, got Visibility"):
+        forward(transformer, inputs, cameras=ready)
 
 
 def test_a_model_that_is_not_causal_refuses_a_visibility() -> None:

@@ -16,6 +16,7 @@ import merope
 from merope.adapters.attachment import attach, detach, load_branch
 from merope.adapters.branch_config import CameraBranchConfig
 from merope.adapters.families import FAMILIES
+from merope.attention.visible_cameras import Visibility
 from merope.geometry.cameras import Cameras
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bases.md").read_text()
@@ -55,7 +56,7 @@ def test_parameters_of_the_real_models(
 def test_skyreels_frames_see_no_later_block() -> None:
     """Two blocks of two frames. Pipelines change the size of blocks between two calls."""
     transformer, clip = CASES["skyreels"].model(), cameras(4)
-    perturb(attach(transformer, tiny_config()))
+    branch = perturb(attach(transformer, tiny_config()))
     moved = clip.world_from_camera.clone()
     moved[2:, 0, 3] += 1.0
     later = Cameras(moved, clip.lens)
@@ -66,6 +67,10 @@ def test_skyreels_frames_see_no_later_block() -> None:
         changed = (output(transformer, inputs, later) - blocks).abs().amax((0, 1, 3, 4))
         assert (changed[:2] < 1e-6).all()
         assert (changed[2:] > 1e-2).all()
+        ready = branch.prepare(clip, inputs["hidden_states"], sees=Visibility.block_causal(4, 2))
+        assert torch.equal(output(transformer, inputs, ready), blocks)
+        with pytest.raises(ValueError, match=r"cameras made ready must be for frames that see Visibility.*got None"):
+            output(transformer, inputs, branch.prepare(clip, inputs["hidden_states"]))
         transformer._set_ar_attention(1)
         whole = output(transformer, inputs, clip)
         assert ((output(transformer, inputs, later) - whole).abs().amax((0, 1, 3, 4)) > 1e-2).all()

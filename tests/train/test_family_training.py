@@ -12,7 +12,9 @@ from family_folders import TRAINABLE, write_folder
 from safetensors.torch import load_file
 
 import merope
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.families import FAMILIES
+from merope.attention.visible_cameras import Visibility
 from merope.train import loop
 from merope.train.build import build_stream
 from merope.train.config import TrainConfig
@@ -112,6 +114,19 @@ def test_a_clean_prefix_where_tokens_have_timesteps_of_their_own(
     assert torch.equal(made[:, :, :1], examples.clean[:, :, :1])
     assert [times[0].tolist() for times in seen] == [[0.0] * 8 + [1000.0] * 8, [0.0] * 8 + [500.0] * 8]
     assert decoded_views(model, made, 9).shape == (1, 9, 32, 64, 3)
+
+
+def test_a_branch_of_skyreels_is_trained_under_the_visibility_of_its_base(
+    folders: dict[str, Path], tiny_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, seen = config_of(tiny_files, folders["skyreels"], tmp_path), []
+    model = build_model(config, torch.device("cpu"), sharded=False)
+    model.transformer._set_ar_attention(2)
+    prepare = CameraBranch.prepare
+    monkeypatch.setattr(CameraBranch, "prepare", lambda *a, **k: seen.append(k["sees"]) or prepare(*a, **k))
+    with torch.no_grad():
+        denoised_latents(model, build_stream(config, model, Ranks(0, 1, model.device)).example(), steps=1)
+    assert seen == [Visibility.block_causal(2, 2)]
 
 
 def test_padded_latents_are_not_decoded(folders: dict[str, Path], tiny_files: Path, tmp_path: Path) -> None:
