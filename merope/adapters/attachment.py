@@ -32,7 +32,7 @@ from merope.adapters.camera_input import CameraInput
 from merope.adapters.conditioning import CAMERAS, HISTORY, TIMES, CameraCondition, take_cameras_off
 from merope.adapters.families import family_of
 from merope.adapters.history import HistoryReferences
-from merope.adapters.pipeline_branches import PipelineBranches, branch_folder, transformers_of
+from merope.adapters.pipeline_branches import PipelineBranches, branch_subfolder, transformers_of
 from merope.adapters.saving import asked_dtype, read_branch
 from merope.encodings.tokens import Times
 from merope.errors import invalid
@@ -104,8 +104,11 @@ def load_branch(
     differences. A pipeline with two transformers takes the folder that their branches were saved to together.
     """
     if isinstance(transformer, DiffusionPipeline):
-        places = {name: branch_folder(transformer, folder_or_hub_id, name) for name in transformers_of(transformer)}
-        return _on_each(transformer, lambda name, part: load_branch(part, **{**options, **places[name]}))
+        asked, names = options.pop("subfolder", None), transformers_of(transformer)
+        places = {name: branch_subfolder(transformer, folder_or_hub_id, asked, name) for name in names}
+        return _on_each(
+            transformer, lambda name, part: load_branch(part, folder_or_hub_id, subfolder=places[name], **options)
+        )
     _check_transformer(transformer)
     branch = read_branch(folder_or_hub_id, transformer, **options)
     with _CHANGING:

@@ -1,7 +1,7 @@
 """The branches of a pipeline: one for each of its transformers, made, saved and loaded together."""
 
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffusers.models.modeling_utils import ModelMixin
@@ -37,10 +37,10 @@ def transformers_of(pipeline: DiffusionPipeline) -> dict[str, ModelMixin]:
     return found
 
 
-def branch_folder(
-    pipeline: DiffusionPipeline, folder_or_hub_id: str | PathLike[str], name: str
-) -> dict[str, str | PathLike[str]]:
-    """Where `load_branch` finds the branch of one transformer: in a folder of its name, or, if alone, right here."""
-    folder = Path(folder_or_hub_id)
-    is_alone = len(transformers_of(pipeline)) == 1 and not (folder / name).is_dir()
-    return {"folder_or_hub_id": folder_or_hub_id} | ({} if is_alone else {"subfolder": name})
+def branch_subfolder(
+    pipeline: DiffusionPipeline, folder_or_hub_id: str | PathLike[str], subfolder: str | None, name: str
+) -> str | None:
+    """Where `load_branch` finds the branch of one transformer: in a folder of its name, or, if alone, right there."""
+    inside = PurePosixPath(subfolder or "")
+    is_alone = len(transformers_of(pipeline)) == 1 and not (Path(folder_or_hub_id) / inside / name).is_dir()
+    return subfolder if is_alone else str(inside / name)

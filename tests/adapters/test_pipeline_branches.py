@@ -98,6 +98,25 @@ def test_a_pipeline_with_one_transformer_takes_the_folder_of_a_branch(tmp_path: 
     assert torch.equal(run(pipe.transformer, cameras()), expected)
 
 
+def test_branches_of_a_subfolder_are_those_that_are_loaded(tmp_path: Path) -> None:
+    pipe, saved = a14b(), {}
+    for seed, place in enumerate((".", "second")):
+        branches = attach(pipe, tiny_config())
+        for branch in branches.values():
+            perturb(branch, seed=seed)
+        branches.save_pretrained(tmp_path / place)
+        detach(pipe)
+        saved[place] = branches["transformer"].processors()[1].cam_out.bias
+    loaded = load_branch(pipe, tmp_path, subfolder="second")
+    assert torch.equal(loaded["transformer"].processors()[1].cam_out.bias, saved["second"])
+    detach(pipe)
+    pipe.register_modules(transformer_2=None)
+    for place in ("second", "second/transformer"):
+        loaded = load_branch(pipe, tmp_path, subfolder=place)
+        assert torch.equal(loaded["transformer"].processors()[1].cam_out.bias, saved["second"])
+        detach(pipe)
+
+
 def test_cameras_around_a_call() -> None:
     pipe, clip = a14b(), cameras()
     for branch in attach(pipe, tiny_config()).values():
