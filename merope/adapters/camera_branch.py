@@ -174,6 +174,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         `num_videos_per_prompt` of diffusers' pipelines lays them out. The views of a rig are neighbouring samples, too;
         the branch attends over all of them. `sees`: for a model whose frames do not see all.
         """
+        if self.family.doubles_batch:
+            check_whole_batch(cameras, clips_of_batch(cameras, len(latents)))
         if cameras.views > 1:
             self._check_rig(history, sees)
             if not self.config["across_views"]:
@@ -315,8 +317,6 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         patch_frames = self.config["base"]["patch_size"][0]
         check_frame_count(cameras, latents.shape[2] // patch_frames, self.config["latent_stride"])
         clips = clips_of_batch(cameras, latents.shape[0])
-        if self.family.doubles_batch:
-            check_whole_batch(cameras, clips)
         cameras, times = matched_batch(cameras.to(latents.device), rig_times(cameras, times), clips)
         if self.in_world:
             cameras = cameras.seen_from(cameras.origin())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
+from family_models import CASES
 from scenes import curved_drive, random_poses
 from torch import Tensor
 from wan_models import perturb, tiny_config, tiny_inputs, tiny_wan
@@ -152,6 +153,15 @@ def test_an_epipolar_mask_of_a_rig_is_refused() -> None:
     _, branch = with_branch(integration="epipolar", encoding="camco", encoding_options={})
     with pytest.raises(ValueError, match=r"""neither "rerope" nor "epipolar" for a rig, got 'epipolar'"""):
         branch.prepare(RIG, noise(*ONE_CLIP))
+
+
+@pytest.mark.parametrize("across_views", [True, False])
+def test_several_rigs_in_a_batch_that_guidance_doubles_are_refused(across_views: bool) -> None:
+    """Its samples are a b a b; cameras would be a a b b."""
+    branch = attach(CASES["cogvideox"].model(), tiny_config(across_views=across_views))
+    rigs = SURROUND.cameras(torch.stack((curved_drive(MOMENTS), curved_drive(MOMENTS, step_m=0.6))))
+    with pytest.raises(ValueError, match="of one clip or of a batch 4 for this model, got 2; with guidance"):
+        branch.prepare(rigs, noise(4 * VIEWS, *ONE_CLIP[1:]))
 
 
 def test_what_a_rig_cannot_be_combined_with_is_refused() -> None:
