@@ -221,7 +221,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         if self.in_world:
             keys = keys.seen_from(keys.origin())
         earlier = keys.count - own.count
-        located = CameraCondition(keys.at(slice(earlier, None)), self._grid(latents), times[earlier:])
+        cameras, own_times = keys.at(slice(earlier, None)), times[earlier:]
+        located = CameraCondition(cameras, self._grid(latents), self.makes, len(latents), own_times)
         plan = self.encoding.plan(located.cameras, located.grid, key=keys, times=located.times, key_times=times)
         located = replace(self._told_up(located, latents), plan=self.ready(plan, latents))
         return located if references is None else self._looking_across(located, references, latents)
@@ -305,6 +306,12 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         return replace(served, cameras=served.posed.seen_from(origin))
 
     @property
+    def makes(self) -> dict[str, object]:
+        """What decides which conditions it makes: branches that agree in this take each other's."""
+        names = ("integration", "latitude_up", "across_views", "history")
+        return {"encoding": self.encoding or self.features, **{name: self.config[name] for name in names}}
+
+    @property
     def in_world(self) -> bool:
         """Whether the encoding depends on the world frame: a clip's is then that of its first camera.
 
@@ -320,7 +327,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         cameras, times = matched_batch(cameras.to(latents.device), rig_times(cameras, times), clips)
         if self.in_world:
             cameras = cameras.seen_from(cameras.origin())
-        return CameraCondition(cameras, self._grid(latents), times)
+        return CameraCondition(cameras, self._grid(latents), self.makes, len(latents), times)
 
     def _grid(self, latents: Tensor) -> tuple[int, int]:
         """Token rows and columns of a latent frame."""

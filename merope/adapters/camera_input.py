@@ -101,7 +101,7 @@ class CameraInput:
         sees = family.sees(transformer.config, latents.shape[2] // patch[0])
         condition = self.condition(cameras, latents, times, history, sees)
         if condition is cameras:
-            _check_ready(condition, latents, patch)
+            _check_ready(condition, self.branch, latents)
         if given or ATTENTION_KWARGS in self.names:
             kwargs = {**kwargs, ATTENTION_KWARGS: given}
         if not torch.compiler.is_compiling():
@@ -200,8 +200,8 @@ class CameraInput:
                     raise invalid(f'attention_kwargs["{name}"]', "left out with cameras made ready", value, fix)
             if sees is not None and cameras.sees != sees:
                 fix = "call branch.prepare(cameras, latents, times, sees=sees)"
-                got = repr(cameras.sees)[:80]
-                raise invalid("cameras made ready", f"for frames that see {repr(sees)[:80]}", got, fix)
+                expected = f"for frames that see {repr(sees)[:80]}"
+                raise invalid("cameras made ready", expected, repr(cameras.sees)[:80], fix)
             return cameras
         if not isinstance(cameras, Cameras):
             expected = "merope.Cameras: the transformer has a camera branch"
@@ -234,14 +234,24 @@ def _check_spelling(others: Iterable[str]) -> None:
 
 def _check_ready(
     condition: CameraCondition,
+    branch: "CameraBranch",
     latents: Tensor,  # [B, channels, T, H, W]
-    patch: tuple[int, int, int],
 ) -> None:
-    """Refuse cameras made ready for latents of another shape: where they have as many tokens, nothing else would."""
-    if condition.gather is not None or torch.compiler.is_compiling():  # some frames only; or sizes may be symbols
+    """Refuse cameras made ready by another branch or for other latents: tokens may be as many, and run in silence."""
+    if torch.compiler.is_compiling():  # sizes may be symbols
+        return
+    for name, own in branch.makes.items():
+        if condition.made_by[name] != own:
+            fix = "call prepare of the branch that this transformer has"
+            raise invalid("cameras made ready", f"for {name} {own!r}", f"{name} {condition.made_by[name]!r}", fix)
+    if not condition.serves(len(latents)):
+        fix = "call branch.prepare(cameras, latents) with latents of this batch"
+        raise invalid("cameras made ready", f"for a batch of {len(latents)}", condition.samples, fix)
+    if condition.gather is not None:  # some frames only
         return
     references = 0 if condition.appended is None else condition.appended.count
     made_for = (condition.cameras.moments - references, *condition.grid)
+    patch = branch.config["base"]["patch_size"]
     here = tuple(size // step for size, step in zip(latents.shape[2:], patch, strict=True))
     if made_for != here:
         fix = "call branch.prepare(cameras, latents) with latents of this shape"

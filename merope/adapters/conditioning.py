@@ -5,7 +5,7 @@ number of forwards before the backward) runs it with the cameras of its own forw
 inputs. Nothing is kept on the side while blocks run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
@@ -31,6 +31,8 @@ SEES, PAST = "sees", "past"
 class CameraCondition:
     """Cameras made ready for a batch of latents: what all blocks, denoising steps and guidance passes share.
 
+    made_by: `makes` of the branch.
+    samples: of the batch. Cameras of one clip serve others, too.
     plan: of encodings that are pure geometry; those that read tokens make one in every block from `cameras`.
     features: of integrations that are told numbers per token.
     mask: which keys each token sees in an attention of its own, beside self-attention.
@@ -44,6 +46,8 @@ class CameraCondition:
 
     cameras: Cameras  # [V] for all samples, or [B, V]
     grid: tuple[int, int]  # token rows, columns of a latent frame
+    made_by: Mapping[str, object]
+    samples: int
     times: Times | None = None  # latent-frame index of every camera
     plan: AttentionPlan | None = None
     features: Tensor | None = None  # [B or 1, N, channels]
@@ -58,6 +62,13 @@ class CameraCondition:
     def appended(self) -> HistoryReferences | None:
         """References that take part as further frames."""
         return self.history if self.history_plan is None else None
+
+    def serves(self, samples: int) -> bool:
+        """Whether it fits a batch of so many latents."""
+        is_one_clip = self.cameras.world_from_camera.shape[:-3].numel() == 1
+        has_one_time = self.times is None or torch.as_tensor(self.times).ndim == 1
+        is_shared = is_one_clip and has_one_time and self.cameras.views == 1 and self.history is None
+        return is_shared or samples == self.samples
 
     def to(self, device: torch.device | str | None, **_: object) -> Self:
         """The same condition on another device (models spread over devices move what they hand to a block).

@@ -219,6 +219,37 @@ def test_cameras_made_ready_for_another_shape_of_as_many_tokens_are_refused(shap
         run(transformer, ready, **tiny_inputs(shape=shape))
 
 
+def test_cameras_made_ready_by_another_branch_are_refused() -> None:
+    transformer, latents = tiny_wan(num_layers=2), tiny_inputs()["hidden_states"]
+    branch = attach(transformer, tiny_config())
+    twin = attach(tiny_wan(num_layers=2, seed=3), tiny_config())
+    assert torch.equal(run(transformer, twin.prepare(cameras(), latents)), run(transformer, cameras()))
+    for encoding in ("gta", "rayrope"):
+        other = attach(tiny_wan(num_layers=2), tiny_config(encoding=encoding, encoding_options={}))
+        with pytest.raises(ValueError, match=r"must be for encoding MeRoPE\(.*, got encoding (GTA|RayRoPE)\("):
+            run(transformer, other.prepare(cameras(), latents))
+    told = attach(tiny_wan(), tiny_config(integration="additive", encoding="plucker", encoding_options={}))
+    with pytest.raises(ValueError, match=r"must be for encoding MeRoPE\(.*, got encoding RayFeatures\("):
+        run(transformer, told.prepare(cameras(), latents))
+    upright = attach(tiny_wan(num_layers=2), tiny_config(latitude_up=True))
+    with pytest.raises(ValueError, match="must be for latitude_up False, got latitude_up True"):
+        run(transformer, upright.prepare(cameras(), latents))
+    assert branch.prepare(cameras(), latents).made_by == branch.makes
+
+
+def test_cameras_made_ready_for_a_batch_serve_no_other() -> None:
+    transformer, latents = tiny_wan(num_layers=2), tiny_inputs()["hidden_states"]
+    told = {"integration": "recammaster", "encoding": "extrinsics", "encoding_options": {}}
+    branch = attach(transformer, tiny_config(**told))
+    for shape in ((1, *latents.shape[1:]), (4, *latents.shape[1:])):
+        inputs = tiny_inputs(shape=shape)
+        run(transformer, branch.prepare(cameras(), latents), **inputs)  # of one clip
+        with pytest.raises(ValueError, match=f"cameras made ready must be for a batch of {shape[0]}, got 2"):
+            run(transformer, branch.prepare(cameras(batch=2), latents), **inputs)
+        with pytest.raises(ValueError, match=f"cameras made ready must be for a batch of {shape[0]}, got 2"):
+            run(transformer, branch.prepare(cameras(), latents, times=torch.tensor([[0, 1, 2], [0, 2, 4]])), **inputs)
+
+
 def test_gradients_reach_the_poses_in_every_backward(made: list[Encoding]) -> None:
     """Optimising a path through the model: a plan with a graph belongs to one backward pass and is not kept."""
     transformer = tiny_wan(torch.float64)
