@@ -17,7 +17,7 @@ from merope.encodings.rotary import check_positive, native_block, rotary_frequen
 from merope.encodings.tokens import Tokens
 from merope.errors import invalid
 from merope.geometry.epipolar import EpipolarArc, anchor_directions, arc_turns, epipolar_arc
-from merope.geometry.minrot import minrot, minrot_quaternion
+from merope.geometry.minrot import POLE_ZONE, minrot, minrot_quaternion
 from merope.geometry.poses import relative
 from merope.geometry.quaternions import multiply, quaternion_from_matrix
 
@@ -165,7 +165,8 @@ class MeRoPE(Encoding):
         query_from_key = relative(origin_from_query[:, :, None], key.origin_from_camera[:, None])
         arc = _arc(query_from_key, rounding_m, key)
         if self.anchor_frame == "minrot":
-            return minrot_quaternion(anchor_directions(arc, fractions), arc.zone[..., None])
+            zone = torch.where(arc.defined, arc.zone, POLE_ZONE)  # a ray's own direction is not rounded
+            return minrot_quaternion(anchor_directions(arc, fractions), zone[..., None])
         rotation = quaternion_from_matrix(query_from_key[..., None, :3, :3])  # [B, n, Vk, 1, 4]
         key_frames = multiply(rotation, minrot_quaternion(key.rays)[:, None])
         return multiply(arc_turns(arc, fractions), key_frames[..., None, :])

@@ -195,6 +195,15 @@ def test_rounding_of_float32_poses_does_not_pick_the_frame(offset_m: float, anch
         assert (rounded - exact).abs().max() < 1e-5 * offset_m
 
 
+@pytest.mark.parametrize("offset_m", [0.0, 6.4e6])
+def test_a_token_relates_to_itself_by_the_identity_however_coarse_its_pose(offset_m: float) -> None:
+    poses = straight_drive(2)
+    poses[:, 0, 3] += offset_m
+    plan = MeRoPE().plan(Cameras(poses.float(), PINHOLE), GRID)
+    for token in (0, 7, 22):
+        torch.testing.assert_close(plan.operator(token, token), torch.eye(128), rtol=0, atol=1e-6)
+
+
 def test_the_precision_of_a_plan_does_not_decide_what_rounding_of_its_poses_is() -> None:
     """Poses that came in float32 round alike in a float64 plan, and float64 poses do not round in a float32 one."""
     centred = Pinhole(120.0, 120.0, 75.0, 45.0, 150, 90)
