@@ -135,20 +135,35 @@ def detach(transformer: DiffusionPipeline) -> PipelineBranches: ...
 @overload
 def detach(transformer: ModelMixin) -> CameraBranch: ...
 def detach(transformer: Model) -> CameraBranch | PipelineBranches:
-    """Take the branch off: the base model is as it was, with its own keys. The branch is returned, whole."""
-    if isinstance(transformer, DiffusionPipeline):
-        return PipelineBranches({name: detach(part) for name, part in transformers_of(transformer).items()})
-    transformer = _uncompiled(transformer)
-    with _CHANGING:
-        attachment = _attachment(transformer)
-        attachment.inputs.close()
-        del transformer.__dict__[ATTACHMENT], transformer.__dict__[SAVE]
-        for hook in attachment.hooks:
-            hook.remove()
-        transformer._skip_layerwise_casting_patterns = attachment.uncast
-        for index, processor in attachment.branch.processors().items():
-            _self_attention(transformer, index).set_processor(processor.give_place_back())
-    return attachment.branch
+    """Take the branch off: the base model is as it was, with its own keys. The branch is returned, whole.
+
+    Of a pipeline all branches are taken off, or none.
+    """
+    if not isinstance(transformer, DiffusionPipeline):
+        return _detached({"": transformer})[""]
+    return PipelineBranches(_detached(transformers_of(transformer)))
+
+
+def _detached(transformers: dict[str, ModelMixin]) -> dict[str, CameraBranch]:
+    """The branches of transformers, taken off; all of them or none."""
+    with _CHANGING, ExitStack() as undo:
+        attachments = {name: _attachment(part) for name, part in transformers.items()}
+        for attachment in attachments.values():
+            attachment.inputs.close()
+            undo.callback(attachment.inputs.open)
+        undo.pop_all()
+        for name, attachment in attachments.items():
+            _take_off(_uncompiled(transformers[name]), attachment)
+    return {name: attachment.branch for name, attachment in attachments.items()}
+
+
+def _take_off(transformer: ModelMixin, attachment: _Attachment) -> None:
+    del transformer.__dict__[ATTACHMENT], transformer.__dict__[SAVE]
+    for hook in attachment.hooks:
+        hook.remove()
+    transformer._skip_layerwise_casting_patterns = attachment.uncast
+    for index, processor in attachment.branch.processors().items():
+        _self_attention(transformer, index).set_processor(processor.give_place_back())
 
 
 def attached_branch(transformer: ModelMixin) -> CameraBranch | None:

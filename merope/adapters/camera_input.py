@@ -184,6 +184,10 @@ class CameraInput:
                 raise invalid("transformer", "at rest while its branch is detached", f"a forward in {busy[0]}", fix)
             self._is_closed = True
 
+    def open(self) -> None:
+        """Let forwards begin again."""
+        self._is_closed = False
+
     def condition(
         self,
         cameras: Cameras | CameraCondition | None,

@@ -1,5 +1,6 @@
 """A pipeline in the place of its transformer: all transformers get a branch in one call; cameras from around a call."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,26 @@ def test_a_pipeline_gets_all_branches_or_none() -> None:
     with pytest.raises(ValueError, match="without a camera branch"):
         attach(pipe, tiny_config())
     assert attached_branch(pipe.transformer) is None
+
+
+def test_a_pipeline_loses_all_branches_or_none() -> None:
+    pipe, clip, refused = a14b(), cameras(), []
+    branch = attach(pipe.transformer, tiny_config())
+    with pytest.raises(ValueError, match="transformer must be one with a camera branch, got one without"):
+        detach(pipe)
+    assert attached_branch(pipe.transformer) is branch
+    attach(pipe.transformer_2, tiny_config())
+
+    def detach_meanwhile(*_: Any) -> None:
+        with ThreadPoolExecutor() as other, pytest.raises(ValueError, match="at rest while its branch is detached"):
+            other.submit(detach, pipe).result()
+        refused.append(True)
+
+    pipe.transformer_2.blocks[0].register_forward_pre_hook(detach_meanwhile)
+    run(pipe.transformer_2, clip)
+    assert refused == [True]
+    run(pipe.transformer, clip)
+    assert detach(pipe)["transformer"] is branch
 
 
 def test_a_pipeline_without_a_transformer_is_refused() -> None:
