@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from merope.adapters.branch_config import CameraBranchConfig
+from merope.adapters.camera_attention import CameraProcessor
 from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.camera_input import CameraInput
 from merope.adapters.conditioning import CAMERAS, HISTORY, TIMES, CameraCondition, take_cameras_off
@@ -163,7 +164,7 @@ def _take_off(transformer: ModelMixin, attachment: _Attachment) -> None:
         hook.remove()
     transformer._skip_layerwise_casting_patterns = attachment.uncast
     for index, processor in attachment.branch.processors().items():
-        _self_attention(transformer, index).set_processor(processor.give_place_back())
+        _unset_processor(_self_attention(transformer, index), processor)
 
 
 def attached_branch(transformer: ModelMixin) -> CameraBranch | None:
@@ -196,14 +197,7 @@ def _install(transformer: ModelMixin, branch: CameraBranch, dtype: torch.dtype |
     _check_transformer(transformer)  # again: another thread may have been faster
     _check_blocks(transformer, branch)
     family = branch.family
-    for index, processor in branch.processors().items():
-        attn = _self_attention(transformer, index)
-        weight = getattr(attn, family.query).weight
-        computes = weight.is_floating_point() and weight.dtype.itemsize > 1  # not float8, only kept for storage
-        processor.to(weight.device, dtype or (weight.dtype if computes else torch.bfloat16))
-        processor.train(transformer.training)
-        processor.take_place_of(attn.processor)
-        attn.set_processor(processor)
+    _set_processors(transformer, branch, dtype)
     inputs = CameraInput(branch, tuple(inspect.signature(type(transformer).forward).parameters)[1:])
     hooks = [
         transformer.register_forward_pre_hook(_check_processors),
@@ -226,6 +220,25 @@ def _install(transformer: ModelMixin, branch: CameraBranch, dtype: torch.dtype |
     transformer.__dict__[SAVE] = partial(_save_and_warn, transformer)
     of_branch = rf"{family.attention}\.processor"  # has its own precision
     transformer._skip_layerwise_casting_patterns = [*(uncast or ()), of_branch]  # type: ignore[assignment]
+
+
+def _set_processors(transformer: ModelMixin, branch: CameraBranch, dtype: torch.dtype | None) -> None:
+    """The branch's processors in their blocks, all of them or, where memory ends, none."""
+    with ExitStack() as undo:
+        for index, processor in branch.processors().items():
+            attn = _self_attention(transformer, index)
+            weight = getattr(attn, branch.family.query).weight
+            computes = weight.is_floating_point() and weight.dtype.itemsize > 1  # not float8, only kept for storage
+            processor.to(weight.device, dtype or (weight.dtype if computes else torch.bfloat16))
+            processor.train(transformer.training)
+            processor.take_place_of(attn.processor)
+            attn.set_processor(processor)
+            undo.callback(_unset_processor, attn, processor)
+        undo.pop_all()
+
+
+def _unset_processor(attn: Any, processor: CameraProcessor) -> None:
+    attn.set_processor(processor.give_place_back())
 
 
 def _uncompiled(transformer: Any) -> ModelMixin:

@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -250,6 +251,25 @@ def test_forgotten_or_unfitting_cameras_are_refused() -> None:
         with pytest.raises(ValueError, match=rf"{misspelt}.*did you mean '{meant}'"):
             transformer(**tiny_inputs(), attention_kwargs={"cameras": cameras(), misspelt: [0.0, 1.0, 2.0]})
     transformer(**tiny_inputs(), attention_kwargs={"cameras": cameras(), "scale": 1.0})
+
+
+def test_a_branch_that_finds_no_memory_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer, moved, to = tiny_wan(), [], CameraAttention.to
+    base = run(transformer)
+
+    def no_more(processor: CameraAttention, *args: Any) -> CameraAttention:
+        moved.append(processor)
+        if len(moved) == 2:
+            raise torch.OutOfMemoryError
+        return to(processor, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CameraAttention, "to", no_more)
+        with pytest.raises(torch.OutOfMemoryError):
+            attach(transformer, tiny_config())
+    assert torch.equal(run(transformer), base)
+    attach(transformer, tiny_config())
+    assert torch.equal(run(transformer, cameras()), base)
 
 
 def test_a_branch_whose_place_was_taken_is_missed() -> None:
