@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from merope.adapters.attachment import attached_branch
+from merope.adapters.batching import matched_batch
 from merope.adapters.block_passes import BlockCondition, block_pass, finished_block
 from merope.adapters.camera_attention import CameraProcessor, plan_dtype
 from merope.adapters.camera_branch import CameraBranch, check_causal
@@ -135,6 +136,7 @@ def ready_block(
     plan = rotary_plan(transformer.rope, _grid(transformer, latents), moments[None, -frames:], moments[None])
     plan, reader, condition = _ready_plan(plan, latents), KeyReader(cache), None
     if branch is not None and cameras is not None:
+        cameras, _ = matched_batch(cameras, None, len(latents))  # the cache keeps one clip a sample, too
         condition = replace(branch.prepare_block(cameras, latents, cache.cameras, moments, history), past=reader)
     return BlockCondition(plan, condition, cameras, reader)
 

@@ -199,6 +199,14 @@ def test_every_clip_of_a_batch_has_its_own_path_and_lens() -> None:
     assert_close(made, forward(transformer, inputs, sees=sees, cameras=path), **CLOSE)
 
 
+def test_a_stream_of_several_videos_of_each_clip() -> None:
+    transformer, path = causal_wan(), cameras(FRAMES, batch=2)
+    inputs = tiny_inputs(shape=(4, *SHAPE[1:])) | {"timestep": torch.zeros(4)}
+    made, _ = streamed(transformer, inputs, path, KeyCache(window=20))
+    expected = forward(transformer, inputs, sees=Visibility.block_causal(FRAMES, BLOCK), cameras=path)
+    assert_close(made, expected, **CLOSE)
+
+
 def test_in_half_precision_blocks_are_the_whole_clip_too() -> None:
     transformer = tiny_wan(torch.bfloat16, num_layers=2)
     perturb(attach(transformer, tiny_config(blocks="every")))
