@@ -79,6 +79,7 @@ def attach_causal(transformer: WanTransformer3DModel) -> None:
 
 def detach_causal(transformer: WanTransformer3DModel) -> None:
     """Give every block its own attention back. A camera branch stays."""
+    transformer = getattr(transformer, "_orig_mod", transformer)
     hooks: list[RemovableHandle] | None = transformer.__dict__.pop(CAUSAL, None)
     if hooks is None:
         raise invalid("transformer", "a causal one", "one that is not", "call merope.attach_causal first")

@@ -338,7 +338,11 @@ def test_other_models_are_refused_and_compiled_ones_must_be_causal_before() -> N
         attach_causal(tiny_wan(num_layers=1, patch_size=(2, 2, 2)))
     transformer = tiny_wan(num_layers=1)
     attach_causal(transformer)
-    attach_causal(torch.compile(transformer))
+    compiled = torch.compile(transformer)
+    attach_causal(compiled)
+    detach_causal(compiled)
+    with pytest.raises(ValueError, match="transformer must be a causal one"):
+        detach_causal(compiled)
 
 
 def test_another_processor_in_a_block_is_refused() -> None:
