@@ -274,7 +274,9 @@ def _check_blocks(transformer: ModelMixin, branch: CameraBranch) -> None:
             expected = f"without context parallelism for {branch.family.models} with a camera branch"
             fix = "shard samples instead: plans are not split over ranks"
             raise invalid("transformer", expected, f"block {index} with it", fix)
-        if any(has_offload_hook(layer) for layer in getattr(attn, branch.family.query).modules()):
+        block = transformer.get_submodule(f"{branch.family.blocks}.{index}")
+        moved = [block, attn, *getattr(attn, branch.family.query).modules()]  # as wholes, or layer by layer
+        if any(map(has_offload_hook, moved)):
             fix = "attach or load the branch first, then call enable_sequential_cpu_offload or enable_group_offload"
             raise invalid("transformer", "one whose layers are not offloaded yet", f"block {index} offloaded", fix)
 

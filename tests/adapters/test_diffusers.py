@@ -213,7 +213,7 @@ def test_layerwise_casting_leaves_the_branch_alone() -> None:
     assert plain._skip_layerwise_casting_patterns == patterns
 
 
-@pytest.mark.parametrize("way", ["sequential", "leaf_level"])
+@pytest.mark.parametrize("way", ["sequential", "leaf_level", "block_level"])
 def test_offloading_comes_after_the_branch(way: str) -> None:
     """Its hooks are put on the layers that are there: weights that come later would be lost or stay away."""
 
@@ -222,7 +222,7 @@ def test_offloading_comes_after_the_branch(way: str) -> None:
         if way == "sequential":
             cpu_offload(model, device, offload_buffers=True)
         else:
-            model.enable_group_offload(onload_device=device, offload_device=device, offload_type=way)
+            model.enable_group_offload(device, device, offload_type=way, num_blocks_per_group=1)
 
     transformer, late = tiny_wan(), tiny_wan()
     perturb(attach(transformer, tiny_config()))
