@@ -272,10 +272,11 @@ def _identity(
     """What must be the same for a kept condition to be used again; None where none may be kept.
 
     Cameras and history are compared as objects. Version counters tell of tensors that were edited in place. Tensors of
-    inference mode have none. The graph of poses that want gradients belongs to one backward pass.
+    inference mode have none. The graph of poses, or times, that want gradients belongs to one backward pass.
     """
     tensors = _tensors(cameras, history)
-    wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    with_graph = [x for x in (*tensors, times) if isinstance(x, Tensor) and x.requires_grad]
+    wants_gradients = torch.is_grad_enabled() and with_graph
     if wants_gradients or any(x.is_inference() for x in tensors):
         return None
     return (

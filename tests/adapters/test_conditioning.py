@@ -273,6 +273,16 @@ def test_gradients_reach_the_poses_in_every_backward(made: list[Encoding]) -> No
         assert (gradient - numeric).abs().max() < 1e-2 * numeric.abs().max()
 
 
+def test_gradients_reach_times_in_every_backward() -> None:
+    transformer, times = tiny_wan(num_layers=2), torch.arange(3.0, requires_grad=True)
+    perturb(attach(transformer, tiny_config()))
+    clip = cameras()
+    for _ in range(2):
+        kwargs = {"cameras": clip, "times": times}
+        loss = transformer(**tiny_inputs(), attention_kwargs=kwargs)[0].square().sum()
+        assert torch.autograd.grad(loss, times)[0].abs().min() > 0
+
+
 def test_a_rank_with_some_frames_attends_to_the_keys_of_all() -> None:
     """`gather` brings the keys and values of the other ranks; queries stay those of the own frames."""
     transformer = tiny_wan(torch.float64)
