@@ -166,13 +166,15 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         times: Times | None = None,  # [V] or [b, V] latent frames, of a rig those of its moments
         history: HistoryReferences | None = None,
         sees: Visibility | None = None,
+        leading: int = 0,
     ) -> CameraCondition:
         """Cameras, and retrieved references, made ready for latents of this shape, device and precision.
 
         `attention_kwargs={"cameras": …}` takes the result in place of the cameras. A clip without a batch serves every
         sample. Where a batch of b clips meets B = n·b latents, each clip serves n neighbouring samples, as
         `num_videos_per_prompt` of diffusers' pipelines lays them out. The views of a rig are neighbouring samples, too;
-        the branch attends over all of them. `sees`: for a model whose frames do not see all.
+        the branch attends over all of them. `sees`: for a model whose frames do not see all. `leading`: so many of the
+        cameras are of references that stand before the clip.
         """
         if self.family.doubles_batch:
             check_whole_batch(cameras, clips_of_batch(cameras, len(latents)))
@@ -182,7 +184,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
                 cameras, times = views_as_clips(cameras, times, len(latents))
         if sees is not None:
             self._check_visible(history)
-        located = replace(self.located(cameras, latents, times), sees=sees)
+        located = replace(self.located(cameras, latents, times, leading), sees=sees)
         references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
             located = _appended(located, references)
@@ -207,8 +209,12 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         past: Cameras | None,  # [P] or [B, P], those of a stream's cache
         times: Tensor,  # [P + block] latent frames
         history: HistoryReferences | None = None,
+        leading: int = 0,
     ) -> CameraCondition:
-        """A block of a stream: its cameras are queries, those of the cache and its own are keys."""
+        """A block of a stream: its cameras are queries, those of the cache and its own are keys.
+
+        leading: so many cameras of the cache are of recalled frames, which stand before the stream's own.
+        """
         check_causal(self)
         self._check_visible(history)
         if cameras.views > 1:
@@ -217,9 +223,9 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         check_frame_count(cameras, latents.shape[2], self.config["latent_stride"])
         own, _ = matched_batch(cameras.to("cpu"), None, latents.shape[0])
         keys = (own if past is None else past.joined(own)).to(latents.device)
-        references = self._references(history, latents, keys)
+        references = self._references(history, latents, keys, leading)
         if self.in_world:
-            keys = keys.seen_from(keys.origin())
+            keys = keys.seen_from(_clip_origin(keys, leading))
         earlier = keys.count - own.count
         cameras, own_times = keys.at(slice(earlier, None)), times[earlier:]
         located = CameraCondition(cameras, self._grid(latents), self.makes, len(latents), own_times)
@@ -285,7 +291,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         return plan
 
     def _references(
-        self, history: HistoryReferences | None, latents: Tensor, video: Cameras
+        self, history: HistoryReferences | None, latents: Tensor, video: Cameras, leading: int = 0
     ) -> HistoryReferences | None:
         """The references of a batch of latents, checked; None where there are none."""
         given = existing(history)
@@ -302,8 +308,8 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         served = given.serving(latents)
         if not self.in_world:
             return served
-        origin = matched_batch(video.to(latents.device), None, len(latents))[0].origin()
-        return replace(served, cameras=served.posed.seen_from(origin))
+        matched, _ = matched_batch(video.to(latents.device), None, len(latents))
+        return replace(served, cameras=served.posed.seen_from(_clip_origin(matched, leading)))
 
     @property
     def makes(self) -> dict[str, object]:
@@ -319,20 +325,27 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         """
         return self.encoding is not None and self.encoding.in_world
 
-    def located(self, cameras: Cameras, latents: Tensor, times: Times | None = None) -> CameraCondition:
+    def located(
+        self, cameras: Cameras, latents: Tensor, times: Times | None = None, leading: int = 0
+    ) -> CameraCondition:
         """Cameras checked against latents, brought to their device and batch, with their token grid; no plan yet."""
         patch_frames = self.config["base"]["patch_size"][0]
         check_frame_count(cameras, latents.shape[2] // patch_frames, self.config["latent_stride"])
         clips = clips_of_batch(cameras, latents.shape[0])
         cameras, times = matched_batch(cameras.to(latents.device), rig_times(cameras, times), clips)
         if self.in_world:
-            cameras = cameras.seen_from(cameras.origin())
+            cameras = cameras.seen_from(_clip_origin(cameras, leading))
         return CameraCondition(cameras, self._grid(latents), self.makes, len(latents), times)
 
     def _grid(self, latents: Tensor) -> tuple[int, int]:
         """Token rows and columns of a latent frame."""
         _, rows, columns = self.config["base"]["patch_size"]
         return latents.shape[3] // rows, latents.shape[4] // columns
+
+
+def _clip_origin(cameras: Cameras, leading: int) -> Tensor:  # [(B,) 1, 4, 4]
+    """world_from_camera of a clip's first camera, behind so many of references."""
+    return (cameras.at(slice(leading, None)) if leading else cameras).origin()
 
 
 def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCondition:

@@ -138,7 +138,9 @@ def ready_block(
     plan, reader, condition = _ready_plan(plan, latents), KeyReader(cache), None
     if branch is not None and cameras is not None:
         cameras, _ = matched_batch(cameras, None, len(latents))  # the cache keeps one clip a sample, too
-        condition = replace(branch.prepare_block(cameras, latents, cache.cameras, moments, history), past=reader)
+        past, leading = cache.cameras, len(cache.recalled)
+        condition = branch.prepare_block(cameras, latents, past, moments, history, leading)
+        condition = replace(condition, past=reader)
     return BlockCondition(plan, condition, cameras, reader)
 
 
@@ -232,7 +234,7 @@ class CausalInput:
                 sees, latents = seeing_references(sees, history.count), args[0] if args else kwargs["hidden_states"]
                 self._forward.references = history.count
             self._forward.underway = _whole_plan(transformer, latents, given, sees), None
-            _prepare_cameras(branch, latents, sees, given)
+            _prepare_cameras(branch, latents, sees, given, self._forward.references)
         return args, {**kwargs, "attention_kwargs": given}
 
     def after_rope(self, rope: nn.Module, args: tuple[Any, ...], native: Any) -> Any:
@@ -292,7 +294,9 @@ def _whole_plan(transformer: Any, latents: Tensor, given: dict[str, Any], sees: 
     return _ready_plan(rotary_plan(transformer.rope, _grid(transformer, latents), moments, moments, sees), latents)
 
 
-def _prepare_cameras(branch: CameraBranch | None, latents: Tensor, sees: Visibility, given: dict[str, Any]) -> None:
+def _prepare_cameras(
+    branch: CameraBranch | None, latents: Tensor, sees: Visibility, given: dict[str, Any], leading: int
+) -> None:
     """Put cameras under the same visibility into attention_kwargs; those made ready must have been made for it."""
     cameras = given.get(CAMERAS)
     if branch is not None:
@@ -304,7 +308,8 @@ def _prepare_cameras(branch: CameraBranch | None, latents: Tensor, sees: Visibil
             fix = "call branch.prepare(cameras, latents, times, sees=sees)"
             raise invalid("cameras made ready", "for the visibility of this call", repr(cameras.sees)[:80], fix)
     elif isinstance(cameras, Cameras):
-        given[CAMERAS] = branch.prepare(cameras, latents, given.pop(TIMES, None), given.pop(HISTORY, None), sees=sees)
+        times, history = given.pop(TIMES, None), given.pop(HISTORY, None)
+        given[CAMERAS] = branch.prepare(cameras, latents, times, history, sees, leading)
 
 
 def _ready_plan(plan: AttentionPlan, latents: Tensor) -> AttentionPlan:

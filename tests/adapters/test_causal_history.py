@@ -8,9 +8,9 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from history_models import COUNT, references, wan_with
 from torch import Tensor
 from torch.testing import assert_close
-from wan_models import cameras, tiny_inputs
+from wan_models import cameras, perturb, tiny_config, tiny_inputs, tiny_wan
 
-from merope.adapters.attachment import attached_branch
+from merope.adapters.attachment import attach, attached_branch
 from merope.adapters.causal_history import seeing_references
 from merope.adapters.causal_wan import attach_causal, commit, ready_block, recalling, teacher_forcing
 from merope.adapters.history import HistoryReferences
@@ -72,6 +72,28 @@ def test_two_copies_and_a_stream_see_the_same_references(model: WanTransformer3D
         cache = commit(model, seen, block, clean[:, :, own], text)
         assert cache.recalled == ()
         assert cache.count == start + BLOCK
+
+
+def test_the_world_of_an_encoding_that_has_one_is_that_of_the_video() -> None:
+    """Operators between its frames do not depend on references or recalled frames before it."""
+    options = {"encoding": "raynova", "encoding_options": {}}
+    transformer = tiny_wan(num_layers=1, attention_head_dim=32)
+    branch = perturb(attach(transformer, tiny_config(history="sa", blocks=[0], **options)))
+    attach_causal(transformer)
+    prepared, path, inputs = [], cameras(FRAMES), tiny_inputs(shape=SHAPE)
+    transformer.blocks[0].register_forward_pre_hook(lambda _, args: prepared.append(args[3].condition))
+    for history in (references(), references(seed=1), references(batch=2)):
+        forward(transformer, inputs, sees=Visibility.block_causal(FRAMES), cameras=path, history=history)
+    alone = branch.prepare(path, inputs["hidden_states"]).plan.operators(0)
+    for condition in prepared:
+        assert_close(condition.plan.operators(COUNT * TOKENS)[COUNT * TOKENS :], alone)
+    latents, text = inputs["hidden_states"][:, :, :BLOCK], inputs["encoder_hidden_states"]
+    first, blocks = path.at(slice(BLOCK)), []
+    for cache in (KeyCache(50), *(shown(transformer, KeyCache(50), references(n), 0, text)[0] for n in (0, 1))):
+        plan = ready_block(transformer, cache, latents, first).cameras.plan
+        blocks.append(plan.operators(0)[-BLOCK * TOKENS :])
+    assert_close(blocks[1], blocks[0])
+    assert_close(blocks[2], blocks[0])
 
 
 def test_references_tell_no_frame_of_the_future(model: WanTransformer3DModel) -> None:
