@@ -39,6 +39,9 @@ class Encoding(ABC):
         if not has_type(self.head_dim, int):
             raise invalid("head_dim", "an int", repr(self.head_dim), "divide the width by the heads with //")
         check_types(type(self), vars(self))
+        for name, value in list(vars(self).items()):
+            if isinstance(value, list):  # as JSON gives them; two encodings alike are equal
+                object.__setattr__(self, name, tuple(value))
 
     @abstractmethod
     def blocks(self, query: Tokens, key: Tokens) -> tuple[Block, ...]:

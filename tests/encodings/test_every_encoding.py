@@ -351,6 +351,16 @@ def test_classes_check_types_too(kind: type[Encoding] | type[merope.RayFeatures]
         kind(**options)
 
 
+@pytest.mark.parametrize("name", ["merope", "crepe", "ucpe", "urope"])
+def test_lists_are_the_tuples_for_which_they_stand(name: str) -> None:
+    encoding = merope.encoding(name)
+    given = {key: list(value) for key, value in vars(encoding).items() if isinstance(value, tuple)}
+    assert given
+    twin = merope.encoding(name, **given)
+    assert twin == encoding
+    assert hash(twin) == hash(encoding)
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_options_that_a_method_does_not_have_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"options of {name} must be among \['head_dim', .*got 'head_dims'"):
