@@ -6,7 +6,7 @@ inputs. Nothing is kept on the side while blocks run.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -57,6 +57,7 @@ class CameraCondition:
     history_plan: AttentionPlan | None = None
     sees: Visibility | None = None
     past: KeyReader | None = None
+    _moved: dict[tuple[object, ...], Self] = field(init=False, repr=False, default_factory=dict)
 
     @property
     def appended(self) -> HistoryReferences | None:
@@ -73,10 +74,17 @@ class CameraCondition:
     def to(self, device: torch.device | str | None, **_: object) -> Self:
         """The same condition on another device (models spread over devices move what they hand to a block).
 
-        None is where it is, as for tensors: accelerate hands a whole model's arguments on like that.
+        None is where it is, as for tensors: accelerate hands a whole model's arguments on like that. All blocks and
+        steps share one copy, but for those that need its graph, and those of inference mode.
         """
         if device is None or self.cameras.device == torch.device(device):
             return self
+        place = (torch.device(device), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        if place not in self._moved:
+            self._moved[place] = self._on(place[0])
+        return self._moved[place]
+
+    def _on(self, device: torch.device) -> Self:
         names = ("plan", "features", "mask", "history", "history_plan")
         moved = {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
         return replace(self, cameras=self.cameras.to(device), **moved)

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -331,6 +332,11 @@ def test_accelerate_moves_what_blocks_are_given() -> None:
     assert isinstance(moved, CameraRotary)
     tensors = [*moved, moved.condition.cameras.world_from_camera, *moved.condition.plan.tensors().values()]
     assert all(x.is_meta for x in tensors)
+    assert send_to_device(rotary, torch.device("meta")).condition is moved.condition
+    with torch.no_grad():  # its copy has no graph
+        assert send_to_device(rotary, torch.device("meta")).condition is not moved.condition
+    other = replace(ready, grid=(1, 1)).to("meta")
+    assert other.grid == (1, 1)
 
 
 def test_what_blocks_are_given_can_be_copied_and_pickled() -> None:
