@@ -241,6 +241,11 @@ const SHORTCUTS = {
   ",": () => watch.seek(watch.cursor - 1), ".": () => watch.seek(watch.cursor + 1),
 };
 
+// A button that was clicked keeps no focus: Space would press it again.
+window.addEventListener("click", ({ target, detail }) => {
+  if (detail > 0) target.closest("button, a")?.blur();
+});
+
 window.addEventListener("keydown", (event) => {
   const does = SHORTCUTS[event.key.toLowerCase()];
   if (does === undefined || (isDrawing() && !",.".includes(event.key)) || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;

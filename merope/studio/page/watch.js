@@ -10,6 +10,7 @@ export class Watch {
     this.isLive = true;
     this.before = performance.now();
     $("cursor").addEventListener("input", () => this.seek(Number($("cursor").value)));
+    $("cursor").addEventListener("pointerup", () => $("cursor").blur()); // so that the arrow keys drive again
     $("live").addEventListener("click", () => this.setLive(!this.isLive));
     $("play").addEventListener("click", () => this.play());
     const tick = (now) => {
