@@ -4,6 +4,9 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from studio.studio_browser import Person
+from studio.studio_server import Served
+
+from merope.studio.street_drive import StreetDrive
 
 FIRST, BLOCK = 9, 12
 
@@ -18,6 +21,11 @@ def drive_a_block(person: Person) -> None:
     press(person, Keys.ARROW_UP)
     person.until(lambda: person.frames == before + BLOCK)
     person.until_ready()
+
+
+def the_drive(server: Served) -> StreetDrive | None:
+    (page,) = server.studio.pages.values()
+    return page.drive
 
 
 def test_keys_do_what_they_say_after_a_click_on_a_button(person: Person) -> None:
@@ -56,3 +64,17 @@ def test_arrow_keys_drive_after_the_slider_of_frames_was_used(person: Person) ->
     person.click("cursor")
     assert person.find("live").get_attribute("aria-pressed") == "false"
     drive_a_block(person)
+
+
+def test_enter_in_a_field_begins_a_drive_but_not_while_a_path_is_drawn(person: Person, server: Served) -> None:
+    before = the_drive(server)
+    person.click("to-draw")
+    person.find("world").send_keys(Keys.ENTER)
+    for _ in range(2):
+        person.click("add-point")
+    person.until(person.find("generate").is_enabled)  # an answer to what was asked after it
+    assert the_drive(server) is before
+    person.click("to-drive")
+    person.find("steps").send_keys(Keys.ENTER)
+    person.until(lambda: the_drive(server) not in (before, None))
+    person.until_ready()

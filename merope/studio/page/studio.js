@@ -184,7 +184,7 @@ $("undo").addEventListener("click", () => link.send({ do: "undo" }));
 $("restart").addEventListener("click", begin);
 $("setting").addEventListener("submit", (event) => {
   event.preventDefault();
-  begin();
+  if (!isDrawing()) begin(); // Enter in a field sends the form also where its button is hidden
 });
 
 for (const [id, unit] of [["set-speed", "m/s"], ["set-yaw", "°/s"]]) {
