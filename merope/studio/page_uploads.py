@@ -25,6 +25,10 @@ class PageUploads:
         self.turn = asyncio.Lock()  # one file at a time: together they are bounded, too
         self._read: dict[str, tuple[StudioModel, DroppedPath | FittedVideo]] = {}
 
+    def forget(self, kind: str) -> None:
+        """What was sent before: it must not stay in the place of a file that is refused."""
+        self._read.pop(kind, None)
+
     def file_for(self, kind: str, name: str) -> Path:
         """Where to write what comes. Of its name only the ending counts, because some formats go by it."""
         ending = re.search(r"\.[A-Za-z0-9]{1,8}$", name)

@@ -118,6 +118,7 @@ class Answers:
         asked = request.query_params
         model, is_metric = int(asked.get("model", "0")), asked.get("metric") == "1"
         fitted_to = chosen_model(self.studio.models, model)
+        session.uploads.forget(kind)
         file = session.uploads.file_for(kind, asked.get("name", ""))
         if not await received(request.stream(), file, MOST_BYTES[kind]):
             return PlainTextResponse(f"the file is larger than {MOST_BYTES[kind] >> 20} MB\n", 413)

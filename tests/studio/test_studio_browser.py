@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -167,8 +168,32 @@ def test_a_file_that_is_no_video_is_refused_on_the_page(person: Person, tmp_path
     person.find("video-file").send_keys(str(tmp_path / "list.mp4"))
     person.until(lambda: "a file of kind mp4, mov, webm, mkv or avi" in person.read("video-notes"))
     person.click("apply")
-    person.until(lambda: "drop a video on the page" in person.read("notice"))
+    person.until(lambda: person.read("notice").startswith("list.mp4: video must be a file of kind"))
     person.driver.get_log("browser")  # the refused file is named there
+
+
+def test_a_video_that_is_not_sent_leaves_no_other_in_force(
+    person: Person, server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_video(torch.zeros(12, 32, 64, 3, dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
+    (tmp_path / "large.mp4").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr("merope.studio.open_pages.MOST_VIDEO", (1 << 20) - 1)
+    page = Person(person.driver, server.url)
+    page.until_ready()
+    page.choose("source", "video")
+    page.click("apply")
+    assert page.read("notice") == "Choose a video, or drop one on the page."
+    page.find("video-file").send_keys(str(tmp_path / "mine.mp4"))
+    page.until(lambda: page.read("video-notes").startswith("mine.mp4: its first 9 frames"))
+    page.find("video-file").send_keys(str(tmp_path / "large.mp4"))
+    page.until(lambda: page.read("video-notes").startswith("large.mp4: it is larger than"))
+    page.click("apply")
+    assert page.read("notice") == page.read("video-notes")
+    assert page.find("true").is_displayed()  # the drive of the street is still there
+    page.click("to-draw")
+    page.click_street((0, 40), (0, -20))
+    page.until(lambda: page.read("traced") == page.read("video-notes"))
+    assert not page.find("generate").is_enabled()
 
 
 def test_what_is_odd_about_a_dropped_file_stands_below_the_path(person: Person) -> None:

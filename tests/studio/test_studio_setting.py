@@ -210,6 +210,22 @@ def test_a_video_is_fitted_to_one_model(server: Served, page: Page, tmp_path: Pa
     assert "video must be the speed of its camera" in page.until("refused")["text"]
 
 
+@pytest.mark.parametrize("too_large", [False, True])
+def test_a_file_that_is_refused_leaves_no_earlier_one_in_force(
+    server: Served, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, too_large: bool
+) -> None:
+    assert server.send_file(page, "video", film(tmp_path / "film.mp4"))[0] == 200
+    assert server.send_file(page, "path", b"w*40", "keys.txt")[0] == 200
+    for kind in ("video", "path"):
+        if too_large:
+            monkeypatch.setitem(page_bounds(), kind, 10)
+        assert server.send_file(page, kind, b"something else", "film.mp4")[0] == (413 if too_large else 400)
+    page.send(BEGIN | OWN)
+    assert "drop a video on the page" in page.until("refused")["text"]
+    page.send(BEGIN | {"do": "trace", "dropped": True})
+    assert "drop a pose file on the page" in page.until("refused")["text"]
+
+
 PLAYLIST = b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
 CONCAT = b"ffconcat version 1.0\nfile /etc/passwd\n"
 

@@ -82,7 +82,7 @@ export class Draw {
   retrace() {
     clearTimeout(this.asking);
     if (this.dropped !== undefined && this.readFor !== this.setting.number) this.drop(this.dropped); // for another model
-    else if (this.hasPath) this.asking = setTimeout(() => this.ask({ do: "trace", ...this.route }), TRACE_MS);
+    else if (this.hasPath) this.asking = setTimeout(() => this.askAlong("trace"), TRACE_MS);
     else {
       this.path = [];
       this.told("No path yet.", false);
@@ -149,7 +149,13 @@ export class Draw {
   }
 
   generate() {
-    this.ask({ do: "take", ...this.route });
+    this.askAlong("take");
+  }
+
+  askAlong(what) {
+    const { problem } = this.setting;
+    if (problem === undefined) this.ask({ do: what, ...this.route });
+    else this.refused(problem);
   }
 
   // What the map shows.

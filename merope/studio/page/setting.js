@@ -11,7 +11,8 @@ export class Setting {
   constructor(changed) {
     this.changed = changed;
     this.isDrawing = false;
-    this.isSent = false; // a video that fits the model is on the server
+    // Why the files of a drive are not on the server, in words; undefined for those that are.
+    this.problems = { video: "Choose a video, or drop one on the page.", cameras: "Choose a pose file of the video." };
     this.pictures = 0;
     $("model").addEventListener("change", () => this.setModel());
     $("source").addEventListener("change", () => this.setSource());
@@ -116,15 +117,20 @@ export class Setting {
   async send(kind) {
     const file = $(kind === "video" ? "video-file" : "video-poses").files[0];
     if (file === undefined) return;
-    if (kind === "video") this.isSent = false;
-    $("video-notes").textContent = `Sending ${file.name} …`;
+    this.problems[kind] = $("video-notes").textContent = `Sending ${file.name} …`;
     const { problem, notes } = file.size > this.mostBytes
       ? { problem: `it is larger than ${this.mostBytes >> 20} MB` }
       : await upload(this.session, kind, file, this.number, $("video-metric").checked);
     $("video-notes").textContent = `${file.name}: ${problem ?? (notes.join("; ") || "its cameras are read")}.`.replace(/\.+$/, ".");
-    if (kind === "video") this.isSent = problem === undefined;
+    this.problems[kind] = problem === undefined ? undefined : $("video-notes").textContent;
     this.preview();
     this.changed();
+  }
+
+  // Why nothing can begin with what is chosen: the server may still have a file of before.
+  get problem() {
+    if (this.isStreet) return undefined;
+    return this.problems.video ?? ($("video-moves").value === "file" ? this.problems.cameras : undefined);
   }
 
   // What a message to the server says.
@@ -162,7 +168,7 @@ export class Setting {
       if (this.isStreet && this.world !== null) {
         picture.alt = "What this lens sees at the start of the street";
         picture.src = `/preview?model=${model}&world=${this.world}&lens=${$("lens").value}&fov=${this.fovDeg}`;
-      } else if (!this.isStreet && this.isSent) {
+      } else if (!this.isStreet && this.problems.video === undefined) {
         this.pictures += 1;
         picture.alt = "The first frame of your video, as the model is given it";
         picture.src = `/sessions/${this.session}/video.jpg?model=${model}&again=${this.pictures}`;

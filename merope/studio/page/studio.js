@@ -154,6 +154,10 @@ const link = new Link(
 // What the driver asks for.
 
 function begin() {
+  if (setting.problem !== undefined) {
+    say(setting.problem);
+    return;
+  }
   setPaused(false);
   link.send({ do: "begin", ...setting.value });
 }
