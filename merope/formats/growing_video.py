@@ -5,6 +5,7 @@ stay what they are.
 """
 
 import io
+import os
 import struct
 from collections.abc import Iterator
 from fractions import Fraction
@@ -20,15 +21,23 @@ FRAGMENT = (b"moof", b"mdat")
 
 
 def append_frames(path: Path, frames: Tensor, first: int, fps: float) -> None:  # uint8 [T, H, W, 3]
-    """Put a fragment at the end of a video whose next frame has the index `first`; 0 makes the file."""
+    """Put a fragment at the end of a video whose next frame has the index `first`; 0 makes the file.
+
+    An error leaves the video as it was.
+    """
     encoded = _encoded(frames, first, fps)
     if first == 0:
         with replacing(path) as part:
             part.write_bytes(encoded)
         return
     places = {kind: (at, end) for kind, at, end in _boxes(io.BytesIO(encoded))}
-    with path.open("ab") as file:
-        file.write(b"".join(encoded[slice(*places[kind])] for kind in FRAGMENT))
+    size = path.stat().st_size
+    try:
+        with path.open("ab") as file:
+            file.write(b"".join(encoded[slice(*places[kind])] for kind in FRAGMENT))
+    except BaseException:  # the disk is full: what follows half a fragment cannot be decoded
+        os.truncate(path, size)
+        raise
 
 
 def fragment_ends(path: Path) -> list[int]:

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import av
+import pytest
 import torch
+from small_disk import room_for
 from torch import Tensor
 
 from merope.formats.growing_video import append_frames, fragment_ends
@@ -48,3 +50,14 @@ def test_every_length_plays_and_a_cut_end_is_found(tmp_path: Path) -> None:
         for more in (1, 7, 8, 40, 300):
             path.write_bytes(whole[: min(end + more, len(whole))])
             assert fragment_ends(path) == ends[:parts]
+
+
+def test_a_fragment_that_does_not_fit_leaves_the_video_and_the_next_one_plays(tmp_path: Path) -> None:
+    path, frames = tmp_path / "grown.mp4", grey_frames(9)
+    grown(path, frames, 8.0, (3,))
+    before = path.read_bytes()
+    with room_for(len(before) + 100), pytest.raises(OSError, match="too large"):
+        append_frames(path, frames[3:6], 3, 8.0)
+    assert path.read_bytes() == before
+    append_frames(path, frames[3:9], 3, 8.0)
+    assert read_first_frames(path, 99)[1] == 9

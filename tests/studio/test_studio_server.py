@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from small_disk import room_for
 from studio.studio_server import AHEAD, BEGIN, CLIPS, RELEASED, Page, Served, served
 from torch.testing import assert_close
 
@@ -259,21 +260,19 @@ def test_frames_come_before_the_block_is_whole(page: Page) -> None:
     assert kinds.index("made") > max(k for k, kind in enumerate(kinds) if kind == "frames")
 
 
-def test_a_block_that_cannot_be_written_is_taken_from_page_and_stream(
-    page: Page, monkeypatch: pytest.MonkeyPatch
+def test_a_block_that_cannot_be_written_is_taken_from_page_stream_and_video(
+    server: Served, page: Page, tmp_path: Path
 ) -> None:
     page.begin()
-
-    def full(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("merope.studio.recording.append_frames", full)
+    (video,) = server.studio.folder.rglob("drive.mp4")
+    with room_for(video.stat().st_size + 100):
         page.send(AHEAD, RELEASED)
         assert page.until("undone") == {"say": "undone", "frames": 9, "undo": False}
-        assert "no space left" in page.until("refused")["text"]
+        assert "too large" in page.until("refused")["text"]
     page.send(AHEAD, RELEASED)
     assert page.block()["first"] == 9
+    page.until("state", state="ready")
+    assert len(read_first_frames(saved(server, page, "mp4", tmp_path), 100)[0]) == 9 + BLOCK
 
 
 def test_a_drive_is_saved_as_a_report(server: Served, page: Page) -> None:
