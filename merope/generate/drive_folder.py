@@ -1,7 +1,7 @@
 """The folder of a drive: a video that grows, the state of its stream, the path, and a report.
 
-A block is finished when the stream's state is on disk, in one step. Its frames are written before: what the video and
-the report have beyond the state is dropped by `settle`. So a drive that ended in any way loses one block at most.
+A block is finished when the stream's state is written, in one step. Its frames are written before: what the video and the
+report have beyond the state is dropped by `settle`. So a drive loses one block at most, however its process ended.
 """
 
 import json
