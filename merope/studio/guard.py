@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from merope.errors import invalid
 
-COOKIE = "merope_studio"
 LEAST_TOKEN = 16  # characters
 POLICY_VIOLATION = 1008  # of WebSockets: the connection is refused
 HEADERS = {
@@ -37,6 +36,10 @@ class Access:
         if self.token is not None and len(self.token) < LEAST_TOKEN:
             fix = f"such as {secrets.token_urlsafe(18)}"
             raise invalid("--token", f"of at least {LEAST_TOKEN} characters", f"{len(self.token)}", fix)
+        wrong = next((one for one in self.token or "" if not " " <= one <= "~"), None)
+        if wrong is not None:
+            fix = "it is part of an address and of a cookie: use letters and digits"
+            raise invalid("--token", "of printable ASCII characters", ascii(wrong), fix)
 
     @property
     def is_local(self) -> bool:
@@ -52,7 +55,7 @@ class Access:
         origin = headers.get("origin")
         if (needs_origin or origin is not None) and origin not in (f"http://{host}", f"https://{host}"):
             return f"requests come from the page of this server, not from {origin!r}"
-        if self.token is not None and not secrets.compare_digest(_cookie(headers).encode(), self.token.encode()):
+        if self.token is not None and not secrets.compare_digest(_cookie(scope, headers).encode(), self.token.encode()):
             return "the token is missing or wrong: open the address that `merope studio` has printed"
         return None
 
@@ -75,7 +78,9 @@ class Guard:
             return
         if self.access.opens(scope):
             answer = RedirectResponse("/", 303, HEADERS)
-            answer.set_cookie(COOKIE, self.access.token or "", httponly=True, samesite="strict")
+            answer.set_cookie(
+                cookie_name(scope["server"][1]), self.access.token or "", httponly=True, samesite="strict"
+            )
             await answer(scope, receive, send)
             return
         problem = self.access.problem(scope)
@@ -113,9 +118,14 @@ def _is_loopback(name: str) -> bool:
         return name == "localhost"
 
 
-def _cookie(headers: dict[str, str]) -> str:
+def cookie_name(port: int) -> str:
+    """Browsers send the cookies of a host to all its ports: each server has a name of its own."""
+    return f"merope_studio_{port}"
+
+
+def _cookie(scope: Scope, headers: dict[str, str]) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(cookie_name(scope["server"][1]))
     except CookieError:
         return ""
     return "" if found is None else found.value

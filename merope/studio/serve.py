@@ -3,6 +3,7 @@
 import socket
 import time
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,6 +15,7 @@ from merope.studio.studio_model import ModelChoice
 from merope.studio.web_app import studio_app
 
 MOST_MESSAGE = 1 << 16  # bytes that a page may send at once
+EVERY_ADDRESS = ("0.0.0.0", "::")  # of this machine
 CLOSING_S = 3  # that open pages get when the server ends
 
 
@@ -55,9 +57,21 @@ def web_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def address(access: Access, port: int) -> str:
-    """What to open in a browser."""
-    host = f"[{access.host}]" if ":" in access.host else access.host
-    return f"http://{host}:{port}/" + ("" if access.token is None else f"?token={access.token}")
+    """What to open in a browser, also on another device if the server listens to all."""
+    host = _own_address(access.host) if access.host in EVERY_ADDRESS else access.host
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + ("" if access.token is None else f"?token={quote(access.token, safe='')}")
+
+
+def _own_address(every: str) -> str:
+    """Where this machine is in its network, as far as it knows."""
+    family, other = (socket.AF_INET6, "2001:db8::1") if ":" in every else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as outgoing:
+            outgoing.connect((other, 9))  # sends nothing, but finds the way there
+            return str(outgoing.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def _listening(config: StudioConfig) -> socket.socket:

@@ -16,7 +16,7 @@ from tiny_pipelines import euler, miniature_vae, tiny_text
 
 from merope.adapters.attachment import attach, detach
 from merope.generate.camera_video import CameraVideoPipeline
-from merope.studio.guard import COOKIE, Access
+from merope.studio.guard import Access, cookie_name
 from merope.studio.serve import web_server
 from merope.studio.studio_model import StudioModel
 from merope.studio.web_app import Studio, studio_app
@@ -95,7 +95,7 @@ class Page:
 
     def __init__(self, host: str, token: str | None = None, origin: str | None = "") -> None:
         own = f"http://{host}" if origin == "" else origin
-        cookie = None if token is None else f"{COOKIE}={token}"
+        cookie = None if token is None else f"{cookie_name(int(host.split(':')[1]))}={token}"
         self.socket = websocket.create_connection(
             f"ws://{host}/drive", origin=own, cookie=cookie, timeout=5, suppress_origin=own is None
         )

@@ -1,14 +1,17 @@
 """What strangers try: other origins and hosts, no token, files outside the session's folder."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 import websocket
 from studio.studio_server import Served, served
 
 from merope.cli import main
+from merope.studio.guard import Access, cookie_name
+from merope.studio.serve import address
 from merope.studio.studio_model import StudioModel
 
 TOKEN = "a-long-and-random-one"
@@ -61,8 +64,9 @@ def test_without_the_token_nothing_is_served(locked: Served) -> None:
     ):
         status, words = locked.request(path)
         assert (status, b"token is missing or wrong" in words) == (403, True)
-    assert locked.request("/", Cookie="merope_studio=another")[0] == 403
-    assert locked.request("/", Cookie='merope_studio="\\')[0] == 403
+    name = cookie_name(locked.port)
+    assert locked.request("/", Cookie=f"{name}=another")[0] == 403
+    assert locked.request("/", Cookie=f'{name}="\\')[0] == 403
     assert is_refused(locked)
     assert is_refused(locked, token="another")
 
@@ -79,6 +83,33 @@ def test_the_token_opens_the_page_and_leaves_the_address(locked: Served) -> None
     page.close()
     assert is_refused(locked, token=TOKEN, origin="http://example.org")
     locked.wait_for_quiet()
+
+
+def test_two_servers_on_one_machine_do_not_log_each_other_s_pages_out(model: StudioModel, locked: Served) -> None:
+    with served(model, token=TOKEN[::-1]) as other:
+        kept = [
+            one.answer(f"/?token={token}")[0].headers["set-cookie"].split(";")[0]
+            for one, token in ((locked, TOKEN), (other, TOKEN[::-1]))
+        ]
+        assert len({cookie.split("=")[0] for cookie in kept}) == 2  # a browser keeps both
+        assert [one.request("/", Cookie="; ".join(kept))[0] for one in (locked, other)] == [200, 200]
+
+
+def test_the_address_that_is_printed_opens_the_page_whatever_the_token(model: StudioModel) -> None:
+    token = 'a+b&c=d #e;f"g%h/ij'
+    with served(model, token=token) as here:
+        printed = address(Access(token=token), here.port)
+        answer, _ = here.answer(printed.removeprefix(f"http://{here.host}"))
+        assert answer.status == 303
+        assert here.request("/", Cookie=answer.headers["set-cookie"].split("; HttpOnly")[0])[0] == 200
+
+
+@pytest.mark.parametrize(("host", "family"), [("0.0.0.0", socket.AF_INET), ("::", socket.AF_INET6)])
+def test_a_server_for_all_addresses_prints_one_of_this_machine(host: str, family: socket.AddressFamily) -> None:
+    own = urlsplit(address(Access(host, TOKEN), 8642)).hostname
+    assert own not in (None, host)
+    if own != socket.gethostname().lower():
+        socket.create_server((own, 0), family=family).close()  # others are refused
 
 
 def test_no_file_outside_the_page_and_the_session_is_read(server: Served) -> None:
@@ -117,6 +148,8 @@ def test_pictures_of_the_street_are_bounded(server: Served) -> None:
         (["--host", "0.0.0.0"], "--token must be given for 0.0.0.0, which others can reach"),
         (["--host", "0.0.0.0", "--token", "short"], "--token must be of at least 16 characters, got 5"),
         (["--token", "short"], "--token must be of at least 16 characters"),
+        (["--token", "geheim-für-immer-und-ewig"], "--token must be of printable ASCII characters"),
+        (["--token", "two lines,\nno address"], "--token must be of printable ASCII characters"),
         (["--port", "70000"], "--port must be from 0 to 65535, got 70000"),
         (
             ["--host", "203.0.113.1", "--token", TOKEN],
