@@ -205,6 +205,7 @@ class PageSession:
         left = await self._in_turn(drive.undo)
         if drive.street is not None:
             self._last_look.cancel()
+            drive.forget_sights(left)  # what was looked at while the block was taken back, too
         await self.channel.tell(say="undone", frames=left, undo=False)
 
     def _show(self, part: Block) -> None:

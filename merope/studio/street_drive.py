@@ -107,9 +107,11 @@ class StreetDrive:
         self.recording.take_back()
         self._held.pop()
         self.can_undo = False
-        left = self.recording.frames
+        return self.recording.frames
+
+    def forget_sights(self, left: int) -> None:
+        """Those of frames that are not among the first `left`."""
         self.sights = [sight for sight in self.sights if sight.frames[0] < left]
-        return left
 
     def look(self, street: StreetView, block: Block) -> Sight:
         """Once for every latent frame: as often as the model is told where the camera is."""

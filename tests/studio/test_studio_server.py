@@ -107,6 +107,27 @@ def test_what_is_seen_of_a_block_that_was_taken_back_is_not_told(
     assert page.count("seen") == 1
 
 
+def test_a_block_that_is_seen_while_it_is_taken_back_is_in_no_report(
+    server: Served, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.begin()
+    free, look, undo = threading.Event(), StreetDrive.look, StreetDrive.undo
+
+    def slow_undo(drive: StreetDrive) -> int:
+        left = undo(drive)
+        free.set()
+        server.until(lambda: bool(drive.sights))
+        return left
+
+    monkeypatch.setattr(StreetDrive, "look", lambda *given: (free.wait(60), look(*given))[1])
+    monkeypatch.setattr(StreetDrive, "undo", slow_undo)
+    page.send(AHEAD, RELEASED)
+    page.until("state", state="ready")
+    page.send({"do": "undo"})
+    page.until("undone")
+    assert server.request(f"/sessions/{page.hello['session']}/drive.html")[0] == 409
+
+
 def test_a_held_key_drives_on_and_pause_stops_it(page: Page) -> None:
     page.begin()
     page.send(AHEAD)
