@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import websocket
 from PIL import Image
 from small_disk import room_for
 from studio.studio_server import AHEAD, BEGIN, CLIPS, RELEASED, Page, Served, served
@@ -243,8 +244,11 @@ def test_a_message_that_is_too_long_ends_the_connection_and_nothing_else(server:
 def test_more_pages_than_the_bound_are_told_so(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("merope.studio.web_app.MOST_PAGES", 1)
     page = server.page()
-    with pytest.raises(ValueError, match="Expecting value"):  # closed before it says anything
-        server.page()
+    refused = websocket.create_connection(f"ws://{server.host}/drive", origin=f"http://{server.host}", timeout=5)
+    opcode, content = refused.recv_data()
+    assert opcode == websocket.ABNF.OPCODE_CLOSE
+    assert (int.from_bytes(content[:2], "big"), content[2:].decode()) == (1013, "1 pages are open: close one")
+    refused.close()
     page.close()
     server.wait_for_quiet()
 
