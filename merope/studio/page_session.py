@@ -234,11 +234,10 @@ class PageSession:
     async def _take(self, setting: Setting, route: Tensor) -> None:  # [T, 4, 4]
         """Make a take into the next of a few places, and then say how well it followed."""
         reel, beginning = self._next_reel, setting.beginning
-        self._next_reel = reel % MOST_TAKES + 1
         video = self.folder / f"take-{reel}.mp4"
         model, sampling = setting.model, setting.sampling
         take = await self._in_turn(lambda: make_take(model, beginning, sampling, route, video, self._on_step))
-        self.takes[reel] = take
+        self.takes[reel], self._next_reel = take, reel % MOST_TAKES + 1
         rows = [where.row() for where in on_the_ground(take.world_from_camera, list(range(len(take.frames))))]
         street = beginning if isinstance(beginning, StreetView) else None
         lens = f"{beginning.choice.fov_deg:g}° {beginning.choice.kind}"

@@ -110,6 +110,18 @@ def test_takes_stand_side_by_side_until_the_oldest_is_replaced(page: Page, monke
         assert page.until("take")["reel"] == reel
 
 
+def test_a_take_that_is_stopped_or_refused_uses_up_no_place(page: Page) -> None:
+    page.send(TAKE | {"steps": 100})
+    page.until("step", done=1)
+    page.send({"do": "stop"})
+    page.until("stopped")
+    page.send(TAKE | {"points": [[0, 1, 8]]})
+    page.until("refused")
+    for reel in (1, 2):
+        page.send(TAKE)
+        assert page.until("take")["reel"] == reel
+
+
 def drop(server: Served, page: Page, content: bytes, name: str, **changes: str) -> tuple[int, str]:
     return server.send_file(page, "path", content, name, **changes)
 
