@@ -9,9 +9,9 @@ from merope.demo.drive import SHIPPED_MODEL, check_model, device_here, loaded
 from merope.errors import invalid
 from merope.generate.frame_coding import streamed_vae_dtype
 from merope.generate.preflight import ModelOutline
-from merope.studio.studio_model import ModelChoice, StudioModel
+from merope.studio.studio_model import MOST_STEPS, ModelChoice, StudioModel
 from merope.world.clips import WorldClips
-from merope.world.clips_file import read_clips
+from merope.world.clips_file import CLIPS_FILE, read_clips
 
 SHIPPED_NAME = "the package's model"
 
@@ -48,6 +48,8 @@ def _checked(choice: ModelChoice) -> tuple[ModelOutline, WorldClips, int]:
     if not choice.model.is_dir():
         raise FileNotFoundError(f"model folder {choice.model} is missing; check --model")
     clips, steps = read_clips(choice.model)
+    if choice.steps is None and steps > MOST_STEPS:
+        raise invalid(f"steps in {choice.model / CLIPS_FILE}", f"at most {MOST_STEPS}", steps, "pass fewer as --steps")
     outline = check_model("--model", choice.model, choice.branch or choice.model / "branch", clips)
     device_here("--device", choice.device)
     return outline, clips, steps

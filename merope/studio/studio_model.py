@@ -43,10 +43,13 @@ class ModelChoice:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise invalid("--steps", "at least 1", self.steps, "leave it out to take what suits the model")
+        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
+            raise invalid("--steps", f"from 1 to {MOST_STEPS}", self.steps, "leave it out to take what suits the model")
         if self.seed < 0:
             raise invalid("--seed", "at least 0", self.seed, "each block draws its noise from it")
+        if self.prompt is not None and len(self.prompt) > MOST_PROMPT:
+            got = f"{len(self.prompt)}, {self.prompt[:40]!r} …"
+            raise invalid("--prompt", f"a text of at most {MOST_PROMPT} characters", got, "shorten it")
 
 
 @dataclass(frozen=True)

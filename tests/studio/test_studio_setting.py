@@ -111,6 +111,10 @@ def test_driven_blocks_take_few_steps_unless_the_user_says_how_many(folder: Path
     for asked, steps, driving in ((None, 30, 6), (20, 20, 20), (3, 3, 3)):
         about = load_model(ModelChoice(tmp_path, steps=asked, device="cpu")).about()
         assert (about["steps"], about["driving_steps"]) == (steps, driving)
+    (tmp_path / "clips.json").write_text(json.dumps(clips | {"steps": 101}))
+    with pytest.raises(ValueError, match=r"steps in .*clips.json must be at most 100, got 101; pass fewer as --steps"):
+        load_model(ModelChoice(tmp_path, device="cpu"))
+    assert load_model(ModelChoice(tmp_path, steps=100, device="cpu")).steps == 100
 
 
 def test_a_video_begins_a_drive_without_a_street(server: Served, page: Page, tmp_path: Path) -> None:
