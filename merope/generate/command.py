@@ -103,7 +103,7 @@ def checked_model(config: GenerateConfig, path: Trajectory, own_pipeline: bool =
 
 
 def _settled(config: GenerateConfig, outline: "ModelOutline") -> GenerateConfig:
-    """With the denoising steps that suit the model. A prefix must fill the blocks of a causal one."""
+    """With the denoising steps that suit the model. Seeds and prefixes that a causal one cannot take are refused."""
     from merope.generate.preflight import trained_block_frames, trained_steps
     from merope.generate.stream import STEPS
 
@@ -111,6 +111,8 @@ def _settled(config: GenerateConfig, outline: "ModelOutline") -> GenerateConfig:
     block = trained_block_frames(*trained) if outline.pipeline is None else None
     if block is not None:
         check_one_view(config)
+        if config.seed < 0:
+            raise invalid("--seed", "at least 0 for this model", config.seed, "each block draws its noise from it")
     if outline.pipeline is not None:
         return replace(config, steps=config.steps or STEPS)
     if block is not None and config.prefix is not None:

@@ -99,6 +99,14 @@ def test_a_rig_is_refused(files: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "--rig must be left out for this model" in capsys.readouterr().err
 
 
+def test_a_seed_below_0_is_refused_before_weights_are_read(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(CameraVideoPipeline, "from_pretrained", None)  # calling it would be another error
+    assert generate(files, tmp_path / "clip.mp4", seed=-1) == 2
+    assert "--seed must be at least 0 for this model, got -1; each block" in capsys.readouterr().err
+
+
 def test_the_demo_drives_it_block_by_block(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = DemoConfig(out=tmp_path, model=files / "model", device="cpu", seed=5)
     paths = WorldTest().paths(config.clips, config.world_seed)
