@@ -250,6 +250,9 @@ def _config(name: str, kind: Any, given: str, subfolder: str | None = None) -> d
     try:
         config: dict[str, Any] = kind.load_config(given, subfolder=subfolder)
     except OSError as error:
+        if Path(given).is_dir():
+            file = Path(given) / (subfolder or "") / kind.config_name
+            raise invalid(str(file), "JSON that can be read", error.__context__ or error, "get it again") from None
         reason = str(error).splitlines()[0]
         raise OSError(
             f"{name} {given} is neither a folder here nor found on the hub ({reason}); download it"

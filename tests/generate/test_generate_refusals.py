@@ -48,7 +48,7 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
     attach(other, tiny_config())
     detach(other).save_pretrained(scratch / "other_branch")
     (scratch / "broken.mp4").write_bytes(b"no video")
-    for name, text in (("list", "[]"), ("nested", "[" * 100_000)):
+    for name, text in (("list", "[]"), ("nested", "[" * 100_000), ("cut_off", '{"vae": ')):
         (scratch / name).mkdir()
         (scratch / name / "model_index.json").write_text(text)
     shutil.copytree(files / "model", scratch / "no_index")
@@ -98,6 +98,10 @@ def refusals(files: Path, scratch: Path) -> dict[str, tuple[dict[str, object], s
         "a device that holds nothing": ({"device": "meta"}, "one of torch's"),
         "guidance": ({"guidance": float("nan")}, "guidance must be finite"),
         "a list for a model": ({"model": scratch / "list"}, "config of model must be a JSON object"),
+        "a model that is cut off": (
+            {"model": scratch / "cut_off"},
+            f"{scratch / 'cut_off' / 'model_index.json'} must be JSON that can be read, got Expecting value",
+        ),
         "a nested model": ({"model": scratch / "nested"}, "nested too deeply"),
         "a damaged index": ({"model": scratch / "no_index"}, "must be an index of weights"),
         "a folder": ({"out": scratch / "taken.mp4"}, "taken.mp4, a folder"),
