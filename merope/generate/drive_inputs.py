@@ -10,7 +10,7 @@ from torch import Tensor
 from merope.errors import invalid
 from merope.formats.key_strings import SPEED_M_S, YAW_RATE_DEG_S, poses_from_keys
 from merope.formats.trajectory import Trajectory
-from merope.generate.camera_path import checked_path, first_frames, for_whole_path, read_metric_path
+from merope.generate.camera_path import PathSource, checked_path, first_frames, for_whole_path, read_metric_path
 from merope.generate.inputs import GenerateConfig, compare_prefix_and_lens, first_frames_of
 from merope.geometry.lens_batches import picked
 
@@ -77,22 +77,26 @@ def route_from_files(config: DriveConfig) -> Route:
     """The route that a pose file or keys describe, with first frames from a video or a folder of images."""
     prefix = None if config.clip.prefix is None else first_frames_of(config.clip, config.clip.prefix)
     if config.keys is None:
-        source = config.clip.path_source()
-        given = read_metric_path(source)
-        if config.clip.prefix is not None and config.clip.prefix.is_file():
-            compare_prefix_and_lens(config.clip.prefix, given)
-        return Route(for_whole_path(source, given), prefix)
+        return Route(_whole_path(config.clip, config.clip.path_source()), prefix)
     if prefix is None:
         return Route(path_of_keys(config))
     if config.prefix_poses is None:
         fix = "pass the pose file of the video, whose last used camera is where the keys go on"
         raise invalid("--prefix-poses", "given for keys after a prefix", "nothing", fix)
     source = replace(config.clip.path_source(), file=config.prefix_poses)
-    before = for_whole_path(source, read_metric_path(source))
+    before = _whole_path(config.clip, source)
     if before.count < len(prefix):
         expected = f"the cameras of {len(prefix)} frames at {source.fps:g} fps"
         raise invalid(str(config.prefix_poses), expected, before.count, "use fewer frames of the prefix")
     return Route(path_of_keys(config, first_frames(before, len(prefix))), prefix)
+
+
+def _whole_path(clip: GenerateConfig, source: PathSource) -> Trajectory:
+    """All of a pose file. If its lens and the frames of the prefix do not fit each other, that is said."""
+    given = read_metric_path(source)
+    if clip.prefix is not None:
+        compare_prefix_and_lens(clip.prefix, given)
+    return for_whole_path(source, given)
 
 
 def check_goes_on(

@@ -173,8 +173,7 @@ def camera_path(config: GenerateConfig) -> Trajectory:
     source = config.path_source()
     trajectory = read_metric_path(source)
     for prefix in config.prefixes():
-        if prefix.is_file():
-            compare_prefix_and_lens(prefix, trajectory)
+        compare_prefix_and_lens(prefix, trajectory)
     return for_clip(source, trajectory)
 
 
@@ -191,12 +190,17 @@ def first_frames_of(config: GenerateConfig, prefix: Path) -> Tensor:  # uint8 [T
     """As many frames of a video or images of a folder as the config says, at its size."""
     if not prefix.is_dir():
         return _first_video_frames(config, prefix)
-    names = [path.name for path in prefix.iterdir() if path.suffix.lower() in IMAGES and path.name[0] != "."]
-    images = [prefix / names[k] for k in natural_order(names)]
+    images = _images(prefix)
     if len(images) < config.prefix_frames:
         expected = f"a folder of at least {config.prefix_frames} images ({', '.join(IMAGES)}), one per frame"
         raise invalid("--prefix", expected, f"{len(images)} in {prefix}", "add some, or pass --prefix-frames")
     return torch.stack([read_image(path, config.height, config.width) for path in images[: config.prefix_frames]])
+
+
+def _images(folder: Path) -> list[Path]:
+    """Those of a prefix, in the order of their numbers."""
+    names = [path.name for path in folder.iterdir() if path.suffix.lower() in IMAGES and path.name[0] != "."]
+    return [folder / names[k] for k in natural_order(names)]
 
 
 def _first_video_frames(config: GenerateConfig, video: Path) -> Tensor:  # uint8 [T, H, W, 3]
@@ -213,16 +217,32 @@ def _first_video_frames(config: GenerateConfig, video: Path) -> Tensor:  # uint8
     return torch.stack([frames[index] for index in indices])
 
 
-def compare_prefix_and_lens(video: Path, trajectory: Trajectory) -> None:
+def compare_prefix_and_lens(prefix: Path, trajectory: Trajectory) -> None:
     """Say so where the frames cannot be what the lens was calibrated for: their rays would be wrong."""
-    lens = trajectory.lens
+    lens, size = trajectory.lens, _size_of(prefix)
     assert lens is not None
-    _, width, height = rate_and_size(video)
+    if size is None:
+        return
+    width, height = size
     if abs((width / height) / (lens.width / lens.height) - 1.0) > ASPECT_TOLERANCE:
         say(
-            f"warning: frames of {video} are {width}×{height}, the lens is of {lens.width}×{lens.height}: scaled to "
-            "the clip they do not fit each other; crop the video, or give the lens of its frames with --lens FILE"
+            f"warning: frames of {prefix} are {width}×{height}, the lens is of {lens.width}×{lens.height}: scaled to "
+            "the clip they do not fit each other; crop them, or give the lens of these frames with --lens FILE"
         )
+
+
+def _size_of(prefix: Path) -> tuple[int, int] | None:  # width, height
+    """That of a video, or of a folder's first image; None for what is refused when it is read."""
+    from PIL import Image
+
+    if prefix.is_file():
+        return rate_and_size(prefix)[1:]
+    images = _images(prefix) if prefix.is_dir() else []
+    try:
+        with Image.open(images[0]) as image:
+            return image.size
+    except (IndexError, OSError):
+        return None
 
 
 def warn_of_idle_weights(model: str, branch: str, transformer: str | None) -> None:

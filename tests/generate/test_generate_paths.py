@@ -11,8 +11,9 @@ from tiny_pipelines import HEIGHT, LENS, WIDTH
 
 from merope import formats
 from merope.formats.trajectory import Trajectory
-from merope.formats.video import write_video
+from merope.formats.video import write_image, write_video
 from merope.generate.camera_path import at_frame_rate
+from merope.generate.drive_inputs import KEYS, DriveConfig, route_from_files
 from merope.generate.inputs import GenerateConfig, camera_path, warn_of_idle_weights
 from merope.geometry.lenses import Pinhole, UnifiedCamera
 from merope.geometry.trajectories import interpolate
@@ -86,6 +87,22 @@ def test_a_prefix_of_another_shape_than_the_lens_is_said(tmp_path: Path, capsys:
         said = capsys.readouterr().err
         assert f"narrow.mp4 are {WIDTH // 2}×{HEIGHT}" in said
         assert "do not fit" in said
+
+
+def test_images_of_another_shape_than_the_lens_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    formats.write(path_of(straight_drive(5), lens=LENS), tmp_path / "path.json")
+    for name, width in (("fits", WIDTH), ("narrow", WIDTH // 2)):
+        for k in range(5):
+            write_image(torch.zeros(HEIGHT, width, 3, dtype=torch.uint8), tmp_path / name / f"{k}.png")
+    clip = config_of(tmp_path / "path.json", prefix_frames=5)
+    with_keys = {"keys": "w*5", "prefix_poses": tmp_path / "path.json"}
+    for name in ("fits", "narrow"):
+        clip = replace(clip, prefix=tmp_path / name)
+        camera_path(clip)
+        route_from_files(DriveConfig(clip))
+        route_from_files(DriveConfig(replace(clip, trajectory=KEYS), **with_keys))
+        said = f"{tmp_path / 'narrow'} are {WIDTH // 2}×{HEIGHT}"
+        assert capsys.readouterr().err.count(said) == (3 if name == "narrow" else 0)
 
 
 @pytest.mark.parametrize(
