@@ -74,7 +74,7 @@ def resume(config: DriveConfig) -> DriveFolder:
                 str(folder.folder / REPORT), f"of at most the path's {path.count} frames", folder.frames, PUT_BACK
             )
         if folder.frames == path.count:
-            folder.close(path, folder.report.get("wall_s", {}))  # it may have been stopped before it came to that
+            folder.close(path, {})  # it may have been stopped before it came to that
             say(f"{folder.folder} is driven to its end already")
             return folder
         checked_model(clip, path)

@@ -1,10 +1,11 @@
 """The folder of a drive: a video that grows, the state of its stream, the path, and a report.
 
-A block is finished when the stream's state is written, in one step. Its frames are written before: what the video and the
-report have beyond the state is dropped by `settle`. So a drive loses one block at most, however its process ended.
+A block is finished when the stream's state is written, in one step. Its frames are written before: what the video and
+the report have beyond the state is dropped by `settle`. So a drive loses one block at most, however its process ended.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -123,9 +124,10 @@ class DriveFolder:
             self.video.unlink(missing_ok=True)
 
     def close(self, path: Trajectory, wall_s: Mapping[str, float]) -> None:
-        """Leave video, cameras and report as they belong together."""
+        """Leave video, cameras and report as they belong together. Seconds are added to those of earlier runs."""
         self.settle()
-        self.report["wall_s"] = {name: round(value, 3) for name, value in wall_s.items()}
+        before = self.report.get("wall_s", {})
+        self.report["wall_s"] = before | {name: round(before.get(name, 0) + s, 3) for name, s in wall_s.items()}
         self._write_report()
         if self.frames:
             formats.write(first_frames(path, self.frames), self.folder / CAMERAS)
@@ -147,4 +149,11 @@ def read_report(folder: Path) -> dict[str, Any]:
         is_one, problem = False, f"{type(error).__name__}: {error}"
     if not is_one:
         raise invalid(str(file), "the report of a drive, with its command, prefix_frames and blocks", problem, PUT_BACK)
+    wall_s = report.get("wall_s", {})
+    if not isinstance(wall_s, dict) or not all(_is_time(value) for value in wall_s.values()):
+        raise invalid(f"wall_s in {file}", "seconds by name", repr(wall_s)[:80], PUT_BACK)
     return dict(report)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf

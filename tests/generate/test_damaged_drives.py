@@ -172,6 +172,7 @@ def not_resumed(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> 
         *({"blocks": [{"frames": frames}]} for frames in (-3, 0, 8, 10**9, "9", 9.0)),
         *({"prefix_frames": frames} for frames in ("9", -1, None, 1.5)),
         *({"fps": fps} for fps in (math.nan, "x", -1)),
+        *({"wall_s": wall_s} for wall_s in (None, 3, {"load": None}, {"drive": "x"}, {"keep": math.nan}, {"keep": -1})),
         *({"command": command} for command in ("x", [], {}, None)),
     ],
 )

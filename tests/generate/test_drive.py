@@ -153,7 +153,12 @@ def test_after_ctrl_c_it_plays_and_goes_on_exactly(
     if block:
         assert read_first_frames(tmp_path / "video.mp4", 1)[1] == 21
         assert formats.read(tmp_path / "video.cameras.json").count == 21
+    report = json.loads((tmp_path / "report.json").read_text())
+    before = {"load": 100.0, "drive": 200.0, "keep": 300.0}
+    (tmp_path / "report.json").write_text(json.dumps(report | {"wall_s": before}))
     assert main(["drive", "--out", str(tmp_path), "--resume"]) == 0
+    wall_s = json.loads((tmp_path / "report.json").read_text())["wall_s"]
+    assert all(before[name] < wall_s[name] < before[name] + 99 for name in before)  # of both runs
     assert (all_frames(written, tmp_path).int() - all_frames(written, whole).int()).abs().max() <= 1
     torch.testing.assert_close(load_file(tmp_path / STATE), load_file(whole / STATE))
     assert (tmp_path / "video.cameras.json").read_bytes() == (whole / "video.cameras.json").read_bytes()
@@ -162,6 +167,7 @@ def test_after_ctrl_c_it_plays_and_goes_on_exactly(
     assert main(["drive", "--out", str(tmp_path), "--resume"]) == 0
     assert "is driven to its end already" in capsys.readouterr().err
     assert (tmp_path / "video.cameras.json").read_bytes() == (whole / "video.cameras.json").read_bytes()
+    assert json.loads((tmp_path / "report.json").read_text())["wall_s"] == wall_s
 
 
 def test_kill_loses_one_block_at_most(
