@@ -95,6 +95,12 @@ def started(folder: Path, port: int, temporary: Path) -> Iterator[tuple[subproce
         server.stdout.close()
 
 
+def saves_of_take(person: Person) -> list[bool]:
+    """Which of a take's links lead anywhere."""
+    links = person.find("take-1").find_elements(By.CSS_SELECTOR, ".links a")
+    return [link.get_attribute("href") is not None for link in links]
+
+
 def test_a_server_that_is_killed_and_started_again_is_noticed(
     browser: webdriver.Chrome, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +109,13 @@ def test_a_server_that_is_killed_and_started_again_is_noticed(
         person.until_ready()
         person.driver.find_element(By.CSS_SELECTOR, '[data-key="up"]').click()
         person.until(lambda: person.frames == FIRST + BLOCK)
+        person.click("to-draw")
+        person.click_street((0, 40), (0, -20))
+        person.until(person.find("generate").is_enabled)
+        person.click("generate")
+        person.until(lambda: person.driver.find_elements(By.ID, "take-1"))
+        assert saves_of_take(person) == [True] * 4
+        person.click("to-drive")
         server.kill()
         person.until(lambda: person.state == "lost")
     assert person.read("state") == "The connection is lost; trying again …"
@@ -113,6 +126,7 @@ def test_a_server_that_is_killed_and_started_again_is_noticed(
         assert not left.exists()
         assert person.frames == FIRST + BLOCK  # what was made can still be watched
         assert person.find("save-video").get_attribute("aria-disabled") == "true"
+        assert saves_of_take(person) == [False] * 4
         person.click("restart")
         person.until(lambda: person.frames == FIRST)
         person.until_ready()

@@ -90,6 +90,7 @@ const HEARD = {
       say("Connected again. The drive before ended with the connection; its frames can still be watched. Restart begins anew.");
       hasDrive = false;
       drive.endSaving();
+      takes.endSaving();
       setState("ready", "Connected: restart to drive");
     }
   },

@@ -56,6 +56,14 @@ export class Takes {
     take.report.hidden = false;
   }
 
+  // Their files ended with the connection.
+  endSaving() {
+    for (const link of $("takes").querySelectorAll(".links a")) {
+      link.setAttribute("aria-disabled", "true");
+      link.removeAttribute("href");
+    }
+  }
+
   show(cursor) {
     for (const take of this.reels.values()) {
       const frame = Math.min(cursor, take.length - 1);
