@@ -3,8 +3,8 @@
     python benchmarks/studio_latency.py [--model FOLDER] [--steps 8 …] [--blocks 8] [--out FILE.json]
 
 A real server and a page without a browser, over a real connection of this machine. For every number of steps a drive is
-begun and blocks are driven, one key each, the next when the page has all that belongs to the one before. After four
-blocks the window of the stream is full. A row has the median of all blocks, in seconds from the key to
+begun and blocks are driven, one key each, the next when the page has all that belongs to the one before, and has played
+it. After four blocks the window of the stream is full. A row has the median of all blocks, in seconds from the key to
 
     step     the first denoising step (with the turn, the cameras and the plans of the block),
     denoised the last one,
@@ -67,8 +67,9 @@ class Page:
             pass
 
 
-def driven(page: Page, steps: int) -> dict[str, float]:
-    """Seconds from one key on."""
+def driven(page: Page, steps: int, block_s: float) -> dict[str, float]:
+    """Seconds from one key on. Nothing is left to be played then, for which the server would wait."""
+    time.sleep(block_s)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     page.send(AHEAD, RELEASED)
     found: dict[str, float] = {}
@@ -95,7 +96,8 @@ def measured(model: StudioModel, steps: int, blocks: int) -> dict[str, float]:
         page = Page(listener.getsockname()[1])
         page.send({"do": "begin", "world": 4, "lens": LENS, "steps": steps})
         page.await_given(model.first_frames)
-        rows = [driven(page, steps) for _ in range(blocks)]
+        block_s = (model.first_frames + model.pipe.strides.frames - 1) / model.clips.frame_rate_hz
+        rows = [driven(page, steps, block_s) for _ in range(blocks)]
         page.socket.close()
         server.should_exit = True
         thread.join()

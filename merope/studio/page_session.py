@@ -7,6 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ from merope.errors import invalid
 from merope.studio.page_channel import GENERATED, TRUE, PageChannel
 from merope.studio.page_setting import Setting, read_route, read_setting
 from merope.studio.page_uploads import PageUploads
+from merope.studio.playback import Playback
 from merope.studio.steering import Controls
 from merope.studio.street_drive import Block, StreetDrive
 from merope.studio.street_take import Take, judge, make_take
@@ -117,10 +119,19 @@ class PageSession:
             if self._jobs:
                 await self._tried(self._jobs.popleft())
             elif self.drive is not None and not self._is_paused and not self._target.is_standing:
-                await self._tried(self._next_block)
+                await self._drive_on(self.drive)
             else:
                 await self.channel.tell_state("paused" if self._is_paused else "ready")
                 await self._wake.wait()
+
+    async def _drive_on(self, drive: StreetDrive) -> None:
+        """The next block, or a wait while the page has more than one to play: what is made is not steered any more."""
+        early_s = self._playback.left_s - drive.block_s
+        if early_s <= 0.0:
+            await self._tried(self._next_block)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), early_s)
 
     @property
     def _target(self) -> Controls:
@@ -165,6 +176,7 @@ class PageSession:
 
     async def _begin(self, setting: Setting) -> None:
         self.drive, self._tapped, self._shown = None, Controls(), 0
+        self._playback = Playback(setting.model.clips.frame_rate_hz)
         number = self.studio.models.index(setting.model)
 
         def begun() -> StreetDrive:
@@ -190,6 +202,7 @@ class PageSession:
             block = await self._in_turn(made)
         except Exception:
             if self._shown > drive.recording.frames:  # what was shown is not in the drive
+                self._playback.skip()
                 await self.channel.tell(say="undone", frames=drive.recording.frames, undo=drive.can_undo)
             raise
         await self.channel.tell(say="made", seconds=round(block.seconds, 3), undo=drive.can_undo)
@@ -206,6 +219,7 @@ class PageSession:
         if drive.street is not None:
             self._last_look.cancel()
             drive.forget_sights(left)  # what was looked at while the block was taken back, too
+        self._playback.skip()
         await self.channel.tell(say="undone", frames=left, undo=False)
 
     def _show(self, part: Block) -> None:
@@ -213,6 +227,7 @@ class PageSession:
         rows = [where.row() for where in on_the_ground(part.world_from_camera, part.numbers)]
         held = [[round(one.speed_m_s, 3), round(one.yaw_rate_deg_s, 3)] for one in part.held]
         self._shown = part.first + len(part.frames)
+        self._playback.add(len(part.frames))
         self.channel.tell_from_thread(say="frames", first=part.first, path=rows, held=held)
         for number, frame in zip(part.numbers, part.frames, strict=True):
             self.channel.send_picture_from_thread(GENERATED, 0, number, jpeg(frame))

@@ -78,6 +78,11 @@ class StreetDrive:
         """Where the truth is known."""
         return self.beginning if isinstance(self.beginning, StreetView) else None
 
+    @property
+    def block_s(self) -> float:
+        """How long the next block is to be played."""
+        return self._stream.block_frames / self.model.clips.frame_rate_hz
+
     def block(self, target: Controls, on_step: Callable[[int], None], show: Callable[[Block], None]) -> Block:
         """The next frames, where this steering leads. They are shown, a few at a time, before the block is whole."""
         began_s, first = time.perf_counter(), self.recording.frames

@@ -28,7 +28,7 @@ export class Watch {
     const { length, fps } = this.reel();
     const frames = Math.floor(((now - this.before) / 1000) * fps);
     if (frames <= 0) return;
-    this.before = now;
+    this.before += (1000 * frames) / fps; // not now: the rest of a frame counts for the next one
     if (this.isLive && this.cursor < length - 1) {
       this.cursor = Math.min(this.cursor + frames, length - 1);
       this.show();
