@@ -1,6 +1,7 @@
 """The page in a real browser, against a real server with a tiny model."""
 
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from studio.studio_browser import Person
 from studio.studio_server import CLIPS, Served, served, write_studio_model
 
 from merope.formats.video import write_video
+from merope.studio.given_video import read_given
 from merope.studio.load_models import load_model
 from merope.studio.studio_model import ModelChoice, StudioModel
 
@@ -194,6 +196,27 @@ def test_a_video_that_is_not_sent_leaves_no_other_in_force(
     page.click_street((0, 40), (0, -20))
     page.until(lambda: page.read("traced") == page.read("video-notes"))
     assert not page.find("generate").is_enabled()
+
+
+def test_a_file_that_is_chosen_while_another_is_sent_counts(
+    person: Person, server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_video(torch.zeros(12, 32, 64, 3, dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
+    (tmp_path / "large.mp4").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr("merope.studio.open_pages.MOST_VIDEO", (1 << 20) - 1)
+    free, read = threading.Event(), read_given
+    monkeypatch.setattr("merope.studio.page_uploads.read_given", lambda *given: (free.wait(60), read(*given))[1])
+    page = Person(person.driver, server.url)
+    page.until_ready()
+    page.choose("source", "video")
+    page.find("video-file").send_keys(str(tmp_path / "mine.mp4"))
+    page.find("video-file").send_keys(str(tmp_path / "large.mp4"))
+    page.until(lambda: page.read("video-notes").startswith("large.mp4: it is larger than"))
+    free.set()
+    answered = "return performance.getEntriesByType('resource').filter(({ name }) => name.includes('/video?')).length"
+    page.until(lambda: page.driver.execute_script(answered) == 1)
+    page.click("apply")
+    assert page.read("notice").startswith("large.mp4: it is larger than")
 
 
 def test_what_is_odd_about_a_dropped_file_stands_below_the_path(person: Person) -> None:

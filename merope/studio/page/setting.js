@@ -13,6 +13,8 @@ export class Setting {
     this.isDrawing = false;
     // Why the files of a drive are not on the server, in words; undefined for those that are.
     this.problems = { video: "Choose a video, or drop one on the page.", cameras: "Choose a pose file of the video." };
+    this.sendings = 0;
+    this.newest = {}; // of them, by kind
     this.pictures = 0;
     $("model").addEventListener("change", () => this.setModel());
     $("source").addEventListener("change", () => this.setSource());
@@ -117,10 +119,13 @@ export class Setting {
   async send(kind) {
     const file = $(kind === "video" ? "video-file" : "video-poses").files[0];
     if (file === undefined) return;
+    this.sendings += 1;
+    const mine = (this.newest[kind] = this.sendings);
     this.problems[kind] = $("video-notes").textContent = `Sending ${file.name} …`;
     const { problem, notes } = file.size > this.mostBytes
       ? { problem: `it is larger than ${this.mostBytes >> 20} MB` }
       : await upload(this.session, kind, file, this.number, $("video-metric").checked);
+    if (mine !== this.newest[kind]) return; // another file was chosen meanwhile
     $("video-notes").textContent = `${file.name}: ${problem ?? (notes.join("; ") || "its cameras are read")}.`.replace(/\.+$/, ".");
     this.problems[kind] = problem === undefined ? undefined : $("video-notes").textContent;
     this.preview();
