@@ -17,11 +17,10 @@ from merope import formats
 from merope.errors import invalid
 from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
-from merope.geometry.lens_batches import picked, picked_view, resized
+from merope.geometry.lens_batches import has_ratio, picked, picked_view, resized
 from merope.geometry.lenses import Lens, Pinhole, UnifiedCamera
 from merope.geometry.trajectories import MOST_FRAMES, resample
 
-ASPECT_TOLERANCE = 0.02  # of the ratio of the sides: cropping to whole tokens stays below
 MOST_FPS = 1000.0
 Listener = Callable[[str], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -155,8 +154,7 @@ def lens_of_fov(fov_deg: float, xi: float, width: int, height: int) -> Lens:
 
 def _scaled_lens(source: PathSource, lens: Lens | None) -> Lens:
     assert lens is not None
-    stretch = (source.width / source.height) / (lens.width / lens.height)
-    if abs(stretch - 1.0) > ASPECT_TOLERANCE:
+    if not has_ratio(lens, source.width, source.height):
         say(
             f"warning: images of {lens.width}×{lens.height} are stretched to {source.width}×{source.height}; "
             "lens and prefix are scaled alike, but models know upright pictures"

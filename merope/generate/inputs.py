@@ -21,8 +21,8 @@ from merope.formats.files import natural_order
 from merope.formats.rig_file import read_rig
 from merope.formats.trajectory import Trajectory
 from merope.formats.video import decoded_frames, rate_and_size, read_image
-from merope.generate.camera_path import ASPECT_TOLERANCE, PathSource, for_clip, read_metric_path, say
-from merope.geometry.lens_batches import resized
+from merope.generate.camera_path import PathSource, for_clip, read_metric_path, say
+from merope.geometry.lens_batches import has_ratio, resized
 from merope.geometry.rigs import Rig
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def compare_prefix_and_lens(prefix: Path, trajectory: Trajectory) -> None:
     if size is None:
         return
     width, height = size
-    if abs((width / height) / (lens.width / lens.height) - 1.0) > ASPECT_TOLERANCE:
+    if not has_ratio(lens, width, height):
         say(
             f"warning: frames of {prefix} are {width}×{height}, the lens is of {lens.width}×{lens.height}: scaled to "
             "the clip they do not fit each other; crop them, or give the lens of these frames with --lens FILE"
