@@ -4,6 +4,7 @@ The views of a rig are neighbouring samples of a batch: sample b · views + v is
 """
 
 import torch
+from torch import Tensor
 
 from merope.encodings.tokens import Times
 from merope.errors import invalid
@@ -20,6 +21,11 @@ def check_frame_count(cameras: Cameras, latent_frames: int, latent_stride: int) 
     elif cameras.moments == latent_stride * (latent_frames - 1) + 1:
         fix = f"these are as many as RGB frames: pass those of frames 0, {latent_stride}, … (Clip.latent_cameras())"
     raise invalid("cameras", f"one per latent frame, {latent_frames}", cameras.moments, fix)
+
+
+def clip_origin(cameras: Cameras, leading: int) -> Tensor:  # [(B,) 1, 4, 4]
+    """world_from_camera of a clip's first camera, behind so many of references."""
+    return (cameras.at(slice(leading, None)) if leading else cameras).origin()
 
 
 def clips_of_batch(cameras: Cameras, batch: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from merope.adapters.camera_attention import QKNorm
 from merope.adapters.history import HistoryPath
@@ -13,6 +13,9 @@ from merope.encodings.merope import MeRoPE
 from merope.encodings.option_types import check_types
 from merope.encodings.protocol import Encoding
 from merope.errors import did_you_mean, invalid
+
+if TYPE_CHECKING:
+    from merope.adapters.camera_branch import CameraBranch
 
 DECIDED = ("head_dim", "kind", "translation_scale")
 """Fields of encodings that are no options: they follow from the model and from other fields of the config."""
@@ -150,3 +153,13 @@ def make_carved_encoding(name: str, channels: int, options: dict[str, Any], tran
     if issubclass(ENCODINGS[name], MeRoPE) and channels == sum(PARTITION_96):
         options = {"partition": PARTITION_96, **options}
     return make_encoding(name, channels, options, translation_scale)
+
+
+def check_causal(branch: "CameraBranch") -> None:
+    """Refuse branches whose attention cannot be that of a causal model."""
+    if branch.config["integration"] != "parallel":
+        fix = 'make the branch with integration="parallel"'
+        raise invalid("integration", '"parallel" for a causal model', repr(branch.config["integration"]), fix)
+    if branch.encoding is not None and branch.encoding.content_channels:
+        fix = 'use an encoding of pure geometry, such as "merope"'
+        raise invalid("encoding", "one that does not read tokens, for a causal model", branch.config["encoding"], fix)

@@ -13,6 +13,7 @@ import merope
 from merope.adapters.batching import (
     check_frame_count,
     check_whole_batch,
+    clip_origin,
     clips_of_batch,
     matched_batch,
     rig_times,
@@ -24,6 +25,7 @@ from merope.adapters.branch_config import (
     Integration,
     block_indices,
     branch_heads,
+    check_causal,
     check_saved,
     make_carved_encoding,
     make_encoding,
@@ -31,7 +33,7 @@ from merope.adapters.branch_config import (
 from merope.adapters.camera_attention import CameraAttention, CameraProcessor, QKNorm, plan_dtype
 from merope.adapters.conditioning import CameraCondition, FrameShare, attended_dtype
 from merope.adapters.families import family_of, family_of_base
-from merope.adapters.history import HistoryPath, HistoryReferences, check_rotary_times, existing, joined, joint_times
+from merope.adapters.history import HistoryPath, HistoryReferences, check_rotary_times, existing
 from merope.adapters.rerope import Bands, CarvedAttention, check_carve
 from merope.adapters.told_processor import BlockSizes
 from merope.adapters.told_ways import TOLD_PROCESSORS, make_features, told
@@ -187,7 +189,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         located = replace(self.located(cameras, latents, times, leading), sees=sees)
         references = self._references(history, latents, cameras)
         if references is not None and self.config["history"] == "sa":
-            located = _appended(located, references)
+            located = located.with_appended(references)
         located = self._told_up(located, latents)
         if self.features is not None:
             return told(located, self.features, latents)
@@ -225,7 +227,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         keys = (own if past is None else past.joined(own)).to(latents.device)
         references = self._references(history, latents, keys, leading)
         if self.in_world:
-            keys = keys.seen_from(_clip_origin(keys, leading))
+            keys = keys.seen_from(clip_origin(keys, leading))
         earlier = keys.count - own.count
         cameras, own_times = keys.at(slice(earlier, None)), times[earlier:]
         located = CameraCondition(cameras, self._grid(latents), self.makes, len(latents), own_times)
@@ -309,7 +311,7 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         if not self.in_world:
             return served
         matched, _ = matched_batch(video.to(latents.device), None, len(latents))
-        return replace(served, cameras=served.posed.seen_from(_clip_origin(matched, leading)))
+        return replace(served, cameras=served.posed.seen_from(clip_origin(matched, leading)))
 
     @property
     def makes(self) -> dict[str, object]:
@@ -334,35 +336,13 @@ class CameraBranch(ModelMixin, ConfigMixin):  # type: ignore[misc]  # diffusers'
         clips = clips_of_batch(cameras, latents.shape[0])
         cameras, times = matched_batch(cameras.to(latents.device), rig_times(cameras, times), clips)
         if self.in_world:
-            cameras = cameras.seen_from(_clip_origin(cameras, leading))
+            cameras = cameras.seen_from(clip_origin(cameras, leading))
         return CameraCondition(cameras, self._grid(latents), self.makes, len(latents), times)
 
     def _grid(self, latents: Tensor) -> tuple[int, int]:
         """Token rows and columns of a latent frame."""
         _, rows, columns = self.config["base"]["patch_size"]
         return latents.shape[3] // rows, latents.shape[4] // columns
-
-
-def _clip_origin(cameras: Cameras, leading: int) -> Tensor:  # [(B,) 1, 4, 4]
-    """world_from_camera of a clip's first camera, behind so many of references."""
-    return (cameras.at(slice(leading, None)) if leading else cameras).origin()
-
-
-def _appended(video: CameraCondition, references: HistoryReferences) -> CameraCondition:
-    """History "sa": the references' cameras and times behind the video's."""
-    times = joint_times(video.times, video.cameras.count, references)
-    cameras = joined(video.cameras, references.posed)
-    return replace(video, cameras=cameras, times=times, history=references)
-
-
-def check_causal(branch: CameraBranch) -> None:
-    """Refuse branches whose attention cannot be that of a causal model."""
-    if branch.config["integration"] != "parallel":
-        fix = 'make the branch with integration="parallel"'
-        raise invalid("integration", '"parallel" for a causal model', repr(branch.config["integration"]), fix)
-    if branch.encoding is not None and branch.encoding.content_channels:
-        fix = 'use an encoding of pure geometry, such as "merope"'
-        raise invalid("encoding", "one that does not read tokens, for a causal model", branch.config["encoding"], fix)
 
 
 def base_fields(transformer: ModelMixin) -> dict[str, Any]:

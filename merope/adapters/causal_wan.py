@@ -27,8 +27,9 @@ from torch.utils.hooks import RemovableHandle
 from merope.adapters.attachment import attached_branch
 from merope.adapters.batching import matched_batch
 from merope.adapters.block_passes import BlockCondition, block_pass, finished_block
+from merope.adapters.branch_config import check_causal
 from merope.adapters.camera_attention import CameraProcessor, plan_dtype
-from merope.adapters.camera_branch import CameraBranch, check_causal
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.causal_attention import CausalAttention, CausalRotary, rotary_plan
 from merope.adapters.causal_history import leading_references, led_by_references, seeing_references
 from merope.adapters.conditioning import CAMERAS, HISTORY, PAST, SEES, TIMES, CameraCondition, attended_dtype

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from merope.adapters.causal_attention import CausalRotary
-from merope.adapters.history import HistoryReferences
+from merope.adapters.history import HistoryReferences, joined, joint_times
 from merope.adapters.key_cache import KeyReader
 from merope.attention.plan import AttentionPlan
 from merope.attention.visible_cameras import Visibility
@@ -63,6 +63,11 @@ class CameraCondition:
     def appended(self) -> HistoryReferences | None:
         """References that take part as further frames."""
         return self.history if self.history_plan is None else None
+
+    def with_appended(self, references: HistoryReferences) -> Self:
+        """History "sa": the references' cameras and times behind the video's."""
+        times = joint_times(self.times, self.cameras.count, references)
+        return replace(self, cameras=joined(self.cameras, references.posed), times=times, history=references)
 
     def serves(self, samples: int) -> bool:
         """Whether it fits a batch of so many latents."""

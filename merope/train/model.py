@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from merope.adapters.attachment import attach, attached_branch
-from merope.adapters.camera_branch import CameraBranch, check_causal
+from merope.adapters.branch_config import check_causal
+from merope.adapters.camera_branch import CameraBranch
 from merope.adapters.causal_wan import attach_causal, teacher_forcing
 from merope.adapters.families import family_of
 from merope.adapters.families.facts import Family

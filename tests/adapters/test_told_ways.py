@@ -8,8 +8,7 @@ from scenes import PINHOLE, RIMMED, mixed_cameras, random_poses, random_rotation
 from wan_models import WAN22_5B, cameras, meta_wan, perturb, run, tiny_config, tiny_inputs, tiny_wan
 
 from merope.adapters.attachment import attach, detach
-from merope.adapters.branch_config import CameraBranchConfig
-from merope.adapters.camera_branch import check_causal
+from merope.adapters.branch_config import CameraBranchConfig, check_causal
 from merope.adapters.told_ways import TOLD_PROCESSORS
 from merope.geometry.cameras import Cameras
 from merope.geometry.poses import rigid
