@@ -42,7 +42,7 @@ def one_branch(
     speak([branch])
     cameras, (frames, rows, columns) = latent_cameras(clip.cameras(), 4).to(device), clip.grid
     plan = encoding.plan(cameras, (rows, columns)).to(dtype=torch.float32)
-    condition = CameraCondition(cameras, (rows, columns), plan=plan)
+    condition = CameraCondition(cameras, (rows, columns), made_by={}, samples=1, plan=plan)
     hidden, gradient = torch.randn(2, 1, frames * rows * columns, width, device=device, dtype=dtype)
     leaves = [hidden.requires_grad_(), *branch.parameters()]
 
