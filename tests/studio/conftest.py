@@ -7,7 +7,7 @@ import pytest
 from browser import opened_browser
 from selenium import webdriver
 from studio.studio_browser import Person
-from studio.studio_server import Served, served, write_studio_model
+from studio.studio_server import Page, Served, served, write_studio_model
 
 from merope.studio.load_models import load_model
 from merope.studio.studio_model import ModelChoice, StudioModel
@@ -57,3 +57,11 @@ def person(browser: webdriver.Chrome, server: Served) -> Iterator[Person]:
     browser.get("about:blank")
     server.wait_for_quiet()
     assert severe == []
+
+
+@pytest.fixture
+def page(server: Served) -> Iterator[Page]:
+    page = server.page()
+    yield page
+    page.close()
+    server.wait_for_quiet()

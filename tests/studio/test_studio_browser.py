@@ -174,20 +174,24 @@ def test_a_file_that_is_no_video_is_refused_on_the_page(person: Person, tmp_path
     person.driver.get_log("browser")  # the refused file is named there
 
 
-def test_a_video_that_is_not_sent_leaves_no_other_in_force(
-    person: Person, server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """mine.mp4, and large.mp4, which is larger than the server takes."""
     write_video(torch.zeros(12, 32, 64, 3, dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
     (tmp_path / "large.mp4").write_bytes(bytes(1 << 20))
     monkeypatch.setattr("merope.studio.open_pages.MOST_VIDEO", (1 << 20) - 1)
+    return tmp_path
+
+
+def test_a_video_that_is_not_sent_leaves_no_other_in_force(person: Person, server: Served, videos: Path) -> None:
     page = Person(person.driver, server.url)
     page.until_ready()
     page.choose("source", "video")
     page.click("apply")
     assert page.read("notice") == "Choose a video, or drop one on the page."
-    page.find("video-file").send_keys(str(tmp_path / "mine.mp4"))
+    page.find("video-file").send_keys(str(videos / "mine.mp4"))
     page.until(lambda: page.read("video-notes").startswith("mine.mp4: its first 9 frames"))
-    page.find("video-file").send_keys(str(tmp_path / "large.mp4"))
+    page.find("video-file").send_keys(str(videos / "large.mp4"))
     page.until(lambda: page.read("video-notes").startswith("large.mp4: it is larger than"))
     page.click("apply")
     assert page.read("notice") == page.read("video-notes")
@@ -199,18 +203,15 @@ def test_a_video_that_is_not_sent_leaves_no_other_in_force(
 
 
 def test_a_file_that_is_chosen_while_another_is_sent_counts(
-    person: Person, server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    person: Person, server: Served, videos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_video(torch.zeros(12, 32, 64, 3, dtype=torch.uint8), tmp_path / "mine.mp4", 16.0)
-    (tmp_path / "large.mp4").write_bytes(bytes(1 << 20))
-    monkeypatch.setattr("merope.studio.open_pages.MOST_VIDEO", (1 << 20) - 1)
     free, read = threading.Event(), read_given
     monkeypatch.setattr("merope.studio.page_uploads.read_given", lambda *given: (free.wait(60), read(*given))[1])
     page = Person(person.driver, server.url)
     page.until_ready()
     page.choose("source", "video")
-    page.find("video-file").send_keys(str(tmp_path / "mine.mp4"))
-    page.find("video-file").send_keys(str(tmp_path / "large.mp4"))
+    page.find("video-file").send_keys(str(videos / "mine.mp4"))
+    page.find("video-file").send_keys(str(videos / "large.mp4"))
     page.until(lambda: page.read("video-notes").startswith("large.mp4: it is larger than"))
     free.set()
     answered = "return performance.getEntriesByType('resource').filter(({ name }) => name.includes('/video?')).length"

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,6 @@ TAKE = {"do": "take", "world": 4, "lens": PINHOLE, "points": FIVE}
 
 def drive_of(points: list[list[float]], rate_hz: float = 16.0) -> torch.Tensor:
     return drawn_path([DrawnPoint(*point) for point in points], rate_hz, 2000)
-
-
-@pytest.fixture
-def page(server: Served) -> Iterator[Page]:
-    page = server.page()
-    yield page
-    page.close()
-    server.wait_for_quiet()
 
 
 @pytest.mark.parametrize("rate_hz", [4.0, 16.0])

@@ -1,23 +1,14 @@
 """A held key drives as fast as the page plays, however fast the model is."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from studio.studio_browser import Person
-from studio.studio_server import AHEAD, RELEASED, Page, Served
+from studio.studio_server import AHEAD, RELEASED, Page
 
 from merope.studio.playback import Playback
 
 RATE_HZ, FIRST, BLOCK = 16.0, 9, 12
-
-
-@pytest.fixture
-def page(server: Served) -> Iterator[Page]:
-    page = server.page()
-    yield page
-    page.close()
-    server.wait_for_quiet()
 
 
 def test_frames_are_played_one_after_the_other_and_none_while_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

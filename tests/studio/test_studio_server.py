@@ -5,7 +5,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ from merope.studio.street_drive import StreetDrive
 from merope.studio.studio_model import StudioModel
 
 BLOCK = 12
-
-
-@pytest.fixture
-def page(server: Served) -> Iterator[Page]:
-    page = server.page()
-    yield page
-    page.close()
-    server.wait_for_quiet()
 
 
 def saved(server: Served, page: Page, kind: str, folder: Path) -> Path:

@@ -41,14 +41,6 @@ def server(model: StudioModel, text_model: StudioModel) -> Iterator[Served]:
         yield here
 
 
-@pytest.fixture
-def page(server: Served) -> Iterator[Page]:
-    page = server.page()
-    yield page
-    page.close()
-    server.wait_for_quiet()
-
-
 def film(path: Path, frames: int = 24, height: int = 60, width: int = 80, fps: float = 32.0) -> bytes:
     write_video(pictures(frames, height, width), path, fps)
     return path.read_bytes()
