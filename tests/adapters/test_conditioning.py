@@ -222,7 +222,7 @@ def test_cameras_made_ready_for_another_shape_of_as_many_tokens_are_refused(shap
 
 def test_cameras_made_ready_by_another_branch_are_refused() -> None:
     transformer, latents = tiny_wan(num_layers=2), tiny_inputs()["hidden_states"]
-    branch = attach(transformer, tiny_config())
+    branch = perturb(attach(transformer, tiny_config()))
     twin = attach(tiny_wan(num_layers=2, seed=3), tiny_config())
     assert torch.equal(run(transformer, twin.prepare(cameras(), latents)), run(transformer, cameras()))
     for encoding in ("gta", "rayrope"):
